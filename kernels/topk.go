@@ -1,0 +1,220 @@
+package kernels
+
+import (
+	"math"
+	"slices"
+)
+
+// TakeTopK moves the k entries of largest |x| out of x:
+//
+//	idx[:k] = their indices, ascending; val[:k] = x[idx]; x[idx] = 0; n[0] = k
+//
+// Equal magnitudes go to the lower index; a NaN is larger than anything. k <= x.Len(), idx and val hold at least k, and work
+// at least TopKWork(x.Len(), k) elements. The selection is exact.
+func TakeTopK(s Stream, idx Buf[uint32], val Buf[float32], n Buf[uint32], x Buf[float32], k int, work Buf[uint32]) {
+	atLeast("TakeTopK: x", x.n, k)
+	atLeast("TakeTopK: idx", idx.n, k)
+	atLeast("TakeTopK: val", val.n, k)
+	atLeast("TakeTopK: n", n.n, 1)
+	atLeast("TakeTopK: work", work.n, TopKWork(x.n, k))
+	s.Launch(Kernel{Op: &takeTopKOp, N: x.n, Args: [maxArgs]Arg{idx.arg(), val.arg(), n.arg(), x.arg(), u64(uint64(k)), work.arg()}})
+}
+
+// TopKWork is how many elements of scratch TakeTopK needs for k of n.
+func TopKWork(n, k int) int {
+	w := bins
+	if sparse(n, k) {
+		w = max(w, sampleSize(n))
+	}
+	return w + 2*candidates(n, k)
+}
+
+const (
+	magMask = 0x7fffffff
+	bins    = 2048
+)
+
+// sparse tells whether so few are taken that listing candidates beats reading x again. The list needs memory for a few k.
+func sparse(n, k int) bool { return n >= 1<<12 && k <= n/32 }
+
+// candidates is the room for entries that may be among the k largest.
+func candidates(n, k int) int {
+	if !sparse(n, k) {
+		return 0
+	}
+	return min(n, 3*k+1024)
+}
+
+func sampleSize(n int) int { return min(n/16, 1<<16) }
+
+var takeTopKOp = Op{"take_topk", func(kn *Kernel) {
+	idx, val, n, x := slice[uint32](kn.Args[0]), slice[float32](kn.Args[1]), slice[uint32](kn.Args[2]), slice[float32](kn.Args[3])
+	k, work := int(kn.Args[4].Bits), slice[uint32](kn.Args[5])
+	n[0] = uint32(k)
+	if k == 0 {
+		return
+	}
+	room := candidates(len(x), k)
+	list, mags, work := work[:room], work[room:2*room], work[2*room:]
+	found := 0
+	if room > 0 {
+		// A threshold guessed from a sample lists the candidates in one pass. When the guess is wrong, fall back.
+		found = listAbove(list, x, guess(x, k, work[:sampleSize(len(x))]))
+	}
+	if found < k || found > room {
+		low, above, bin := histogramBound(x, k, work[:bins], room)
+		if above+bin <= room {
+			found = listAbove(list, x, low)
+		} else {
+			take(idx[:k], val[:k], x, low, k-above) // here low is exactly the k-th magnitude
+			return
+		}
+	}
+	list, mags = list[:found], mags[:found]
+	for j, i := range list {
+		mags[j] = math.Float32bits(x[i]) & magMask
+	}
+	kth, ties := nth(mags, k)
+	j := 0
+	for _, i := range list {
+		m := math.Float32bits(x[i]) & magMask
+		if m < kth || m == kth && ties == 0 {
+			continue
+		}
+		if m == kth {
+			ties--
+		}
+		idx[j], val[j], x[i] = i, x[i], 0
+		j++
+	}
+}}
+
+// guess estimates from a strided sample a magnitude that somewhat more than k entries of x reach.
+func guess(x []float32, k int, sample []uint32) uint32 {
+	// The stride is odd and the start spread by a hash, so that rows of a power-of-two width are not sampled in one column.
+	stride := len(x) / len(sample)
+	h := uint32(0x9e3779b9)
+	for j := range sample {
+		h = h*1664525 + 1013904223
+		i := j*stride + int(uint64(h)*uint64(stride)>>32)
+		sample[j] = math.Float32bits(x[i]) & magMask
+	}
+	want := float64(len(sample)) * float64(k) / float64(len(x))
+	r := int(want+3*math.Sqrt(want)) + 4
+	if r >= len(sample) {
+		return 0
+	}
+	v, _ := nth(sample, r)
+	return v
+}
+
+// listAbove writes the ascending indices of the entries whose magnitude is at least low, and returns how many there are:
+// len(list)+1 when they do not fit.
+func listAbove(list []uint32, x []float32, low uint32) int {
+	if low == 0 {
+		return len(list) + 1
+	}
+	c := 0
+	for i, v := range x {
+		if math.Float32bits(v)&magMask >= low {
+			if c == len(list) {
+				return c + 1
+			}
+			list[c] = uint32(i)
+			c++
+		}
+	}
+	return c
+}
+
+// histogramBound narrows the k-th magnitude of x digit by digit (11, 11 and 9 bits) until the entries at or above low fit in room.
+// above entries are larger than the bin that starts at low, bin entries are in it. Once all digits are known low is the k-th
+// magnitude itself.
+func histogramBound(x []float32, k int, h []uint32, room int) (low uint32, above, bin int) {
+	mask := uint32(0)
+	for _, d := range [...]struct{ shift, width int }{{20, 11}, {9, 11}, {0, 9}} {
+		h := h[:1<<d.width]
+		clear(h)
+		for _, v := range x {
+			m := math.Float32bits(v) & magMask
+			if m&mask == low {
+				h[m>>d.shift&uint32(len(h)-1)]++
+			}
+		}
+		b := len(h) - 1
+		for ; above+int(h[b]) < k; b-- {
+			above += int(h[b])
+		}
+		bin = int(h[b])
+		low |= uint32(b) << d.shift
+		if above+bin <= room {
+			break
+		}
+		mask |= uint32(len(h)-1) << d.shift
+	}
+	return low, above, bin
+}
+
+// take moves out the entries above kth and the first ties of those equal to it; together they are len(idx).
+func take(idx []uint32, val []float32, x []float32, kth uint32, ties int) {
+	j := 0
+	for i, v := range x {
+		m := math.Float32bits(v) & magMask
+		if m < kth || m == kth && ties == 0 {
+			continue
+		}
+		if m == kth {
+			ties--
+		}
+		idx[j], val[j], x[i] = uint32(i), v, 0
+		j++
+	}
+}
+
+// nth returns the k-th largest of m (k >= 1), which it reorders, and how many entries equal to it are among the k largest.
+func nth(m []uint32, k int) (kth uint32, ties int) {
+	a, depth := m, 0
+	for len(a) > 32 {
+		if depth++; depth > 64 {
+			break // an unlucky order: sort what is left
+		}
+		p := pivot(a)
+		// Three ways, descending: larger than p | equal | smaller.
+		lt, i, gt := 0, 0, len(a)
+		for i < gt {
+			switch v := a[i]; {
+			case v > p:
+				a[i], a[lt] = a[lt], v
+				lt++
+				i++
+			case v < p:
+				gt--
+				a[i], a[gt] = a[gt], v
+			default:
+				i++
+			}
+		}
+		switch {
+		case k <= lt:
+			a = a[:lt]
+		case k <= gt:
+			return p, k - lt
+		default:
+			k -= gt
+			a = a[gt:]
+		}
+	}
+	slices.Sort(a)
+	kth = a[len(a)-k]
+	for i := len(a) - 1; i >= len(a)-k; i-- {
+		if a[i] == kth {
+			ties++
+		}
+	}
+	return kth, ties
+}
+
+func pivot(a []uint32) uint32 {
+	x, y, z := a[len(a)/4], a[len(a)/2], a[len(a)-len(a)/4-1]
+	return max(min(x, y), min(max(x, y), z))
+}
