@@ -1,8 +1,8 @@
 package kernels
 
-// Correct is DGC's momentum correction (Lin et al. 2018, section 3.2), taking g:
+// Correct is DGC's momentum correction (Lin et al. 2018, section 3.2):
 //
-//	for i := range g { u[i] = m*u[i] + g[i]; v[i] += u[i]; g[i] = 0 }
+//	for i := range g { u[i] = m*u[i] + g[i]; v[i] += u[i] }
 //
 // or, with nesterov, u[i] = m * (u[i] + g[i]); v[i] += u[i] + g[i].
 func Correct(s Stream, u, v, g Buf[float32], m float32, nesterov bool) {
@@ -19,7 +19,6 @@ var correctOp = Op{"correct", func(k *Kernel) {
 			w := m * (u[i] + x)
 			u[i] = w
 			v[i] += w + x
-			g[i] = 0
 		}
 		return
 	}
@@ -27,7 +26,6 @@ var correctOp = Op{"correct", func(k *Kernel) {
 		w := float32(m*u[i]) + x
 		u[i] = w
 		v[i] += w
-		g[i] = 0
 	}
 }}
 

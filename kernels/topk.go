@@ -22,6 +22,9 @@ func TakeTopK(s Stream, idx Buf[uint32], val Buf[float32], n Buf[uint32], x Buf[
 
 // TopKWork is how many elements of scratch TakeTopK needs for k of n.
 func TopKWork(n, k int) int {
+	if k == 0 {
+		return 0
+	}
 	w := bins
 	if sparse(n, k) {
 		w = max(w, sampleSize(n))

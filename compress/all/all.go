@@ -1,0 +1,15 @@
+// Package all knows every method, one line each.
+package all
+
+import (
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/dgc"
+)
+
+// Methods returns a registry with every method.
+func Methods() *compress.Registry {
+	r := &compress.Registry{}
+	compress.RegisterDense(r)
+	dgc.Register(r)
+	return r
+}

@@ -1,0 +1,101 @@
+package all_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/compress/all"
+	"github.com/gradpress/gradpress/compress/compresstest"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// golden is a worked case. Everything is indexed [step][rank][element]; mean lacks the rank.
+type golden struct {
+	Name, Algorithm string
+	Config          map[string]any
+	Shape           []int
+	Ranks, Steps    int
+	Grads           [][][]float32
+	Mean            [][]float64
+	Owed, Velocity  [][][]float64
+	Indices         [][][]uint32
+}
+
+// TestGolden runs the worked cases of testdata, or of the folder that GRADPRESS_GOLDEN names.
+func TestGolden(t *testing.T) {
+	dir := os.Getenv("GRADPRESS_GOLDEN")
+	if dir == "" {
+		dir = "testdata/golden"
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	require.NoError(t, err)
+	ran := 0
+	for _, f := range files {
+		var g golden
+		b, err := os.ReadFile(f)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(b, &g), f)
+		t.Run(g.Name, func(t *testing.T) {
+			m, err := all.Methods().Parse(g.method())
+			if err != nil {
+				t.Skipf("no method for %s %v: %v", g.Algorithm, g.Config, err)
+			}
+			ran++
+			for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
+				g.check(t, m, dev)
+			}
+		})
+	}
+	require.NotZero(t, ran, "no case in %s could run", dir)
+}
+
+func (g *golden) method() string {
+	text, sep := g.Algorithm, ":"
+	for _, key := range []string{"ratio", "momentum", "nesterov", "masking", "clip"} {
+		if v, ok := g.Config[key]; ok {
+			text += sep + key + "=" + fmt.Sprint(v)
+			sep = ","
+		}
+	}
+	return text
+}
+
+func (g *golden) check(t *testing.T, m compress.Method, dev kernels.Device) {
+	c := compresstest.NewCluster(t, m.New, dev, g.Ranks, 0, compress.NewPart("w", g.Shape...))
+	for step := range g.Steps {
+		means, _ := c.Step(g.Grads[step])
+		for r := range g.Ranks {
+			at := fmt.Sprintf("%s, step %d, rank %d", dev.Name(), step, r)
+			near(t, g.Mean[step], means[r], "mean, "+at)
+			owed := c.State("residual")
+			if g.Velocity != nil {
+				owed = c.State("v")
+				near(t, g.Velocity[step][r], c.State("u")[r], "velocity, "+at)
+			}
+			near(t, g.Owed[step][r], owed[r], "owed, "+at)
+			if g.Indices != nil {
+				require.Equal(t, g.Indices[step][r], c.Sent[r], "indices, "+at)
+			}
+		}
+	}
+}
+
+// near is max|a-b| <= 1e-5 max|b|, the definition of right.
+func near(t *testing.T, want []float64, got []float32, what string) {
+	t.Helper()
+	require.Len(t, got, len(want), what)
+	worst, scale := 0.0, 0.0
+	for i := range want {
+		worst = max(worst, math.Abs(want[i]-float64(got[i])))
+		scale = max(scale, math.Abs(want[i]))
+		require.False(t, got[i] != got[i], what)
+	}
+	require.LessOrEqual(t, worst, 1e-5*scale, what)
+}

@@ -1,0 +1,185 @@
+// Package compresstest holds the laws that every compression method must obey, and a slow, obvious exchange to check them with.
+package compresstest
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// Cluster is N ranks that serve the same tensors in one process, in lock step.
+type Cluster struct {
+	T       testing.TB
+	Ranks   []compress.Compressor
+	Streams []kernels.Stream
+	InPlace bool       // the result replaces the gradient, as in a reducer's bucket
+	Sent    [][]uint32 // every rank's indices of all Sparse payloads of the last step
+	n       int
+}
+
+// NewCluster makes size ranks with mk on dev.
+func NewCluster(t testing.TB, mk func(compress.Set) (compress.Compressor, error), dev kernels.Device, size int, seed uint64, parts ...compress.Part) *Cluster {
+	c := &Cluster{T: t}
+	for r := range size {
+		set := compress.Set{Parts: parts, Rank: r, Size: size, Seed: seed, Dev: dev}
+		c.n = set.Len()
+		comp, err := mk(set)
+		require.NoError(t, err)
+		s, err := dev.NewStream()
+		require.NoError(t, err)
+		c.Ranks, c.Streams = append(c.Ranks, comp), append(c.Streams, s)
+	}
+	return c
+}
+
+// Step runs one step on every rank's gradient and returns every rank's mean and what is left in v.
+func (c *Cluster) Step(grads [][]float32) (means, left [][]float32) {
+	ctx, t := context.Background(), c.T
+	n := len(c.Ranks)
+	v, out := make([]kernels.Buf[float32], n), make([]kernels.Buf[float32], n)
+	payloads := make([]compress.Payload, n)
+	for r, comp := range c.Ranks {
+		v[r] = c.buf(r, grads[r])
+		if out[r] = v[r]; !c.InPlace {
+			out[r] = c.buf(r, make([]float32, c.n))
+		}
+		var err error
+		payloads[r], err = comp.Start(ctx, c.Streams[r], v[r])
+		require.NoError(t, err)
+	}
+	c.Sent = make([][]uint32, n)
+	for round := 0; payloads[0] != nil; round++ {
+		require.Less(t, round, 10, "a step of so many rounds does not end")
+		got := c.exchange(payloads)
+		for r, comp := range c.Ranks {
+			var err error
+			payloads[r], err = comp.Next(ctx, c.Streams[r], got[r], out[r])
+			require.NoError(t, err)
+			require.Equal(t, payloads[0] == nil, payloads[r] == nil, "all ranks must end in the same round")
+		}
+	}
+	for r := range c.Ranks {
+		means, left = append(means, c.read(r, out[r])), append(left, c.read(r, v[r]))
+	}
+	return means, left
+}
+
+func (c *Cluster) buf(r int, x []float32) kernels.Buf[float32] {
+	b, err := kernels.NewBuf[float32](c.Streams[r].Device(), len(x))
+	require.NoError(c.T, err)
+	kernels.Write(c.Streams[r], b, x)
+	return b
+}
+
+func (c *Cluster) read(r int, b kernels.Buf[float32]) []float32 { return read(c.T, c.Streams[r], b) }
+
+func read[E kernels.Elem](t testing.TB, s kernels.Stream, b kernels.Buf[E]) []E {
+	x := make([]E, b.Len())
+	require.NoError(t, kernels.Read(context.Background(), s, x, b))
+	return x
+}
+
+// exchange delivers one round to every rank: the reference for the engine in hooks.
+func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
+	t, n := c.T, len(payloads)
+	got := make([]compress.Received, n)
+	switch payloads[0].(type) {
+	case *compress.Many:
+		for r := range got {
+			got[r].Many = make([]compress.Received, len(payloads[r].(*compress.Many).Of))
+		}
+		for i, p := range payloads[0].(*compress.Many).Of {
+			if p == nil {
+				continue
+			}
+			leaf := make([]compress.Payload, n)
+			for r := range leaf {
+				leaf[r] = payloads[r].(*compress.Many).Of[i]
+			}
+			for r, g := range c.exchange(leaf) {
+				got[r].Many[i] = g
+			}
+		}
+	case *compress.Linear:
+		var sum []float64
+		for r, p := range payloads {
+			x := c.read(r, p.(*compress.Linear).X)
+			if sum == nil {
+				sum = make([]float64, len(x))
+			}
+			for i, xi := range x {
+				sum[i] += float64(xi) / float64(n)
+			}
+		}
+		mean := make([]float32, len(sum))
+		for i := range mean {
+			mean[i] = float32(sum[i])
+		}
+		for r := range got {
+			got[r].Mean = c.buf(r, mean)
+		}
+	case *compress.Sparse:
+		for r := range got {
+			got[r].Scale = 1 / float32(n)
+		}
+		for from, p := range payloads {
+			b := c.encode(from, p.(*compress.Sparse))
+			for r := range got {
+				mine := payloads[r].(*compress.Sparse)
+				got[r].Sparse = append(got[r].Sparse, c.decode(r, b, mine))
+			}
+		}
+	default:
+		t.Fatalf("payload of type %T", payloads[0])
+	}
+	return got
+}
+
+func (c *Cluster) encode(r int, p *compress.Sparse) []byte {
+	s := c.Streams[r]
+	k := int(read(c.T, s, p.Len)[0])
+	require.True(c.T, !p.Full || k == p.Idx.Len(), "a full payload must be full")
+	idx := read(c.T, s, p.Idx)[:k]
+	c.Sent[r] = append(c.Sent[r], idx...)
+	return compress.AppendSparse(nil, p.N, p.Full, idx, read(c.T, s, p.Val)[:k])
+}
+
+func (c *Cluster) decode(r int, b []byte, like *compress.Sparse) compress.Sparse {
+	room := like.Idx.Len()
+	idx, val := make([]uint32, room), make([]float32, room)
+	k, rest, err := compress.DecodeSparse(b, like.N, like.Full, idx, val)
+	require.NoError(c.T, err)
+	require.Empty(c.T, rest)
+	dev, s := c.Streams[r].Device(), c.Streams[r]
+	p := compress.Sparse{N: like.N, Full: like.Full, Val: c.buf(r, val)}
+	p.Idx, err = kernels.NewBuf[uint32](dev, room)
+	require.NoError(c.T, err)
+	p.Len, err = kernels.NewBuf[uint32](dev, 1)
+	require.NoError(c.T, err)
+	kernels.Write(s, p.Idx, idx)
+	kernels.Write(s, p.Len, []uint32{uint32(k)})
+	return p
+}
+
+// State reads the float32 state "part/name" of every rank, or of the parts laid end to end when part is empty.
+func (c *Cluster) State(name string) [][]float32 {
+	all := make([][]float32, len(c.Ranks))
+	for r, comp := range c.Ranks {
+		for _, b := range comp.State() {
+			if b.Count == nil && strings.HasSuffix(b.Name, "/"+name) {
+				raw := read(c.T, c.Streams[r], b.Buf)
+				for i := 0; i < len(raw); i += 4 {
+					bits := uint32(raw[i]) | uint32(raw[i+1])<<8 | uint32(raw[i+2])<<16 | uint32(raw[i+3])<<24
+					all[r] = append(all[r], math.Float32frombits(bits))
+				}
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,186 @@
+package compresstest
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// Law says what is to be expected of a method.
+type Law struct {
+	New func(compress.Set) (compress.Compressor, error)
+	// Owed names the state that holds what this rank has not sent yet. Then what went in must equal what came out and what is owed,
+	// averaged over ranks. Empty where that does not apply.
+	Owed string
+}
+
+var (
+	sizes   = []int{1, 2, 3, 4, 7}
+	lengths = []int{0, 1, 7, 8, 9, 1000, 4097}
+)
+
+// Run checks every law on both devices, 1 to 7 ranks, and sets of two tensors: a vector of some length and a matrix of three such rows.
+func Run(t *testing.T, law Law) {
+	for _, size := range sizes {
+		for _, n := range lengths {
+			parts := []compress.Part{compress.NewPart("vector", n), compress.NewPart("matrix", 3, n)}
+			t.Run(fmt.Sprintf("ranks=%d/n=%d", size, n), func(t *testing.T) {
+				k := kit{law, size, parts, nil}
+				for step := range steps {
+					k.grads = append(k.grads, Gradients(rand.New(rand.NewPCG(7, uint64(step))), step, size, 4*n))
+				}
+				k.conserves(t)
+				k.replays(t)
+				k.survives(t)
+			})
+		}
+	}
+	t.Run("RestoreRefuses", func(t *testing.T) { restoreRefuses(t, law) })
+}
+
+type kit struct {
+	law   Law
+	size  int
+	parts []compress.Part
+	grads [][][]float32 // [step][rank]
+}
+
+func (k kit) cluster(t *testing.T, dev kernels.Device) *Cluster {
+	return NewCluster(t, k.law.New, dev, k.size, 42, k.parts...)
+}
+
+// Gradients draws heavy-tailed gradients for every rank, as gradients are, with a zero step among them.
+func Gradients(rng *rand.Rand, step, ranks, n int) [][]float32 {
+	g := make([][]float32, ranks)
+	for r := range g {
+		g[r] = make([]float32, n)
+		if step == 2 {
+			continue
+		}
+		for i := range g[r] {
+			x := float32(rng.NormFloat64())
+			g[r][i] = x * x * x
+		}
+	}
+	return g
+}
+
+const steps = 5
+
+// run returns every rank's mean at every step.
+func run(c *Cluster, grads [][][]float32) [][][]float32 {
+	var all [][][]float32
+	for _, g := range grads {
+		means, _ := c.Step(g)
+		all = append(all, means)
+	}
+	return all
+}
+
+// conserves: what went in = what came out + what is owed, on average over ranks; every rank holds the same bits; all is finite; and a
+// compressor with memory of its own leaves nothing in v.
+func (k kit) conserves(t *testing.T) {
+	c := k.cluster(t, kernels.CPU())
+	in, out, mass := make([]float64, c.n), make([]float64, c.n), make([]float64, c.n)
+	for step, g := range k.grads {
+		means, left := c.Step(g)
+		for r := range means {
+			for i := range in {
+				switch x := means[r][i]; {
+				case math.Float32bits(x) != math.Float32bits(means[0][i]):
+					t.Fatalf("step %d, element %d: rank %d has %v, rank 0 has %v", step, i, r, x, means[0][i])
+				case x-x != 0:
+					t.Fatalf("step %d, element %d is %v", step, i, x)
+				case k.law.Owed != "" && left[r][i] != 0:
+					t.Fatalf("step %d, element %d: v holds %v, and must be empty where the method keeps its own memory", step, i, left[r][i])
+				}
+				in[i] += float64(g[r][i]) / float64(k.size)
+				mass[i] += math.Abs(float64(g[r][i]))
+			}
+		}
+		for i := range out {
+			out[i] += float64(means[0][i])
+		}
+	}
+	if k.law.Owed == "" {
+		return
+	}
+	for _, owed := range c.State(k.law.Owed) {
+		require.Len(t, owed, c.n)
+		for i, x := range owed {
+			out[i] += float64(x) / float64(k.size)
+		}
+	}
+	for i := range in {
+		// One rounding an addition, steps x ranks of them, and a few more where values are scaled by 1/N; each at most half an ulp
+		// of the largest partial sum.
+		tol := float64(steps*(k.size+4)) * 0x1p-24 * mass[i]
+		if !(math.Abs(in[i]-out[i]) <= tol) {
+			t.Fatalf("element %d: %v went in, %v came out or is owed", i, in[i], out[i])
+		}
+	}
+}
+
+// replays: the same seed and gradients give the same bits, again, on the other device, and when the result replaces the gradient.
+func (k kit) replays(t *testing.T) {
+	want := run(k.cluster(t, kernels.CPU()), k.grads)
+	require.Equal(t, want, run(k.cluster(t, kernels.CPU()), k.grads), "a second run differs")
+	require.Equal(t, want, run(k.cluster(t, kernels.Lazy()), k.grads), "the blind, lazy device differs: is there a Sync missing?")
+	for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
+		c := k.cluster(t, dev)
+		c.InPlace = true
+		require.Equal(t, want, run(c, k.grads), "in place differs on %s", dev.Name())
+	}
+}
+
+// survives: state that is saved and restored into fresh compressors goes on with the same bits.
+func (k kit) survives(t *testing.T) {
+	ctx := context.Background()
+	want := run(k.cluster(t, kernels.CPU()), k.grads)
+	for at, dev := range map[int]kernels.Device{1: kernels.Lazy(), 3: kernels.CPU()} {
+		a, b := k.cluster(t, dev), k.cluster(t, dev)
+		run(a, k.grads[:at])
+		for r := range a.Ranks {
+			snap, err := compress.Save(ctx, a.Streams[r], a.Ranks[r])
+			require.NoError(t, err)
+			require.NoError(t, compress.Restore(ctx, b.Streams[r], b.Ranks[r], snap))
+		}
+		require.Equal(t, want[at:], run(b, k.grads[at:]), "resumed at step %d on %s", at, dev.Name())
+	}
+}
+
+// restoreRefuses: a snapshot that lacks something or has another size is refused, and nothing changes.
+func restoreRefuses(t *testing.T, law Law) {
+	ctx := context.Background()
+	k := kit{law, 2, []compress.Part{compress.NewPart("matrix", 8, 16)}, nil}
+	a := k.cluster(t, kernels.CPU())
+	a.Step(Gradients(rand.New(rand.NewPCG(7, 7)), 0, 2, 128))
+	before, err := compress.Save(ctx, a.Streams[0], a.Ranks[0])
+	require.NoError(t, err)
+	for name := range before {
+		for _, damage := range []func(compress.Snapshot){
+			func(s compress.Snapshot) { delete(s, name) },
+			func(s compress.Snapshot) { s[name] = append([]byte{1}, s[name]...) },
+		} {
+			fresh := k.cluster(t, kernels.CPU())
+			clean, err := compress.Save(ctx, fresh.Streams[0], fresh.Ranks[0])
+			require.NoError(t, err)
+			bad := compress.Snapshot{}
+			for n, x := range before {
+				bad[n] = x
+			}
+			damage(bad)
+			require.ErrorContains(t, compress.Restore(ctx, fresh.Streams[0], fresh.Ranks[0], bad), name)
+			after, err := compress.Save(ctx, fresh.Streams[0], fresh.Ranks[0])
+			require.NoError(t, err)
+			require.Equal(t, clean, after, "a refused restore must change nothing")
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package compress
+
+import (
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// Payload is what one rank offers in one round. Its type alone picks the collective.
+type Payload interface{ payload() }
+
+// Linear is a vector for which the mean of the payloads is the payload of the mean: it is all-reduced. Each hop rounds to Wire and
+// sums in float32. The exchange may overwrite X.
+type Linear struct {
+	X    kernels.Buf[float32]
+	Wire kernels.DType
+}
+
+// Sparse is Len[0] entries of a vector of N elements: ascending indices and values, already rounded to what the wire carries. It can
+// be summed, and grows denser as it is. Idx and Val have equal length, the most that any rank may send in this round.
+type Sparse struct {
+	N   int
+	Idx kernels.Buf[uint32]
+	Val kernels.Buf[float32]
+	Len kernels.Buf[uint32]
+	// Full says that every rank sends exactly as many entries as fit, so that the count need not be sent.
+	Full bool
+}
+
+// Many is several payloads at once, for a compressor that serves several parts; nil entries have no more to say.
+type Many struct{ Of []Payload }
+
+func (*Linear) payload() {}
+func (*Sparse) payload() {}
+func (*Many) payload()   {}
+
+// Received is what came of a payload: one of Mean, Sparse or Many.
+type Received struct {
+	// Mean is the mean over ranks: of a Linear, or of a Sparse that was summed densely.
+	Mean kernels.Buf[float32]
+	// Sparse are entries whose sum over the list, times Scale, is the mean of a Sparse: one an rank in rank order, or merged.
+	Sparse []Sparse
+	Scale  float32
+	Many   []Received
+}
+
+// Into writes the mean that was received to out.
+func (r Received) Into(s kernels.Stream, out kernels.Buf[float32]) {
+	if r.Sparse == nil {
+		kernels.Copy(s, out, r.Mean)
+		return
+	}
+	kernels.Zero(s, out)
+	for i := range r.Sparse {
+		p := &r.Sparse[i]
+		kernels.ScatterAdd(s, out, r.Scale, p.Idx, p.Val, p.Len)
+	}
+}

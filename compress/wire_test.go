@@ -1,0 +1,149 @@
+package compress
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// draw picks k distinct indices of n, ascending, and finite values.
+func draw(rng *rand.Rand, n, k int) ([]uint32, []float32) {
+	seen := map[uint32]bool{}
+	idx := make([]uint32, 0, k)
+	for len(idx) < k {
+		if i := uint32(rng.IntN(n)); !seen[i] {
+			seen[i] = true
+			idx = append(idx, i)
+		}
+	}
+	slices.Sort(idx)
+	val := make([]float32, k)
+	for j := range val {
+		val[j] = float32(rng.NormFloat64())
+	}
+	return idx, val
+}
+
+func TestSparseRoundTrip(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, n := range []int{0, 1, 7, 8, 9, 57, 1000, 4097, 1 << 20} {
+		for _, k := range []int{0, 1, 2, n / 1000, n / 30, n / 4, n / 2, n - 1, n} {
+			for _, full := range []bool{true, false} {
+				if k < 0 || k > n || k > 1<<16 {
+					continue
+				}
+				idx, val := draw(rng, n, k)
+				b := AppendSparse([]byte{42}, n, full, idx, val)
+				room := k
+				if !full {
+					room = min(n, k+3)
+				}
+				gi, gv := make([]uint32, room), make([]float32, room)
+				got, rest, err := DecodeSparse(append(b[1:], 7, 8), n, full, gi, gv)
+				require.NoError(t, err, "n=%d k=%d", n, k)
+				require.Equal(t, k, got)
+				require.Equal(t, []byte{7, 8}, rest)
+				require.Equal(t, idx, gi[:k])
+				require.Equal(t, val, gv[:k])
+			}
+		}
+	}
+}
+
+// Clustered indices are where the usual parameter is wrong, and a bitmap is best when half of everything is sent.
+func TestIndexCodingAdapts(t *testing.T) {
+	const n = 1 << 16
+	run := make([]uint32, 512)
+	for i := range run {
+		run[i] = uint32(300 + i)
+	}
+	require.Less(t, len(appendIndices(nil, n, run)), 512*5/8, "a run costs far less than spread indices, 8.1 bits")
+	half := make([]uint32, n/2)
+	for i := range half {
+		half[i] = uint32(2*i + i%2)
+	}
+	require.LessOrEqual(t, len(appendIndices(nil, n, half)), n/8+1)
+}
+
+// Evenly drawn indices cost at most 2 % more than their entropy, H(p)/p bits each, plus a byte of padding and prefix.
+func TestIndexCostIsNearEntropy(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	for _, p := range []float64{0.0001, 0.001, 0.004, 0.01, 0.0625, 0.25} {
+		n := int(min(2000/p, 1<<21))
+		k := int(p * float64(n))
+		idx, _ := draw(rng, n, k)
+		entropy := float64(n) * (-p*math.Log2(p) - (1-p)*math.Log2(1-p))
+		bits := float64(8 * len(appendIndices(nil, n, idx)))
+		// Rice is within 0.04 bits of Golomb; a quarter is its worst place, where H(p)/p is 3.245 bits and Rice takes 3.3.
+		require.Less(t, bits, 1.02*entropy+8, "p=%g: %.3f bits an index, entropy %.3f", p, bits/float64(k), entropy/float64(k))
+		t.Logf("p=%g: %.3f bits an index, entropy %.3f", p, bits/float64(k), entropy/float64(k))
+	}
+}
+
+func TestHostileSparse(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	for _, c := range []struct{ n, k int }{{1000, 5}, {64, 40}, {9, 9}, {100000, 100}} {
+		for _, full := range []bool{true, false} {
+			t.Run(fmt.Sprintf("n=%d/k=%d/full=%v", c.n, c.k, full), func(t *testing.T) {
+				idx, val := draw(rng, c.n, c.k)
+				good := AppendSparse(nil, c.n, full, idx, val)
+				gi, gv := make([]uint32, c.k), make([]float32, c.k)
+				for cut := range good {
+					_, _, err := DecodeSparse(good[:cut], c.n, full, gi, gv)
+					require.Error(t, err, "prefix of %d bytes", cut)
+				}
+				for bit := range 8 * len(good) {
+					bad := slices.Clone(good)
+					bad[bit/8] ^= 1 << (bit % 8)
+					checkDecoded(t, bad, c.n, full, gi, gv)
+				}
+				require.Zero(t, testing.AllocsPerRun(10, func() { _, _, _ = DecodeSparse(good, c.n, full, gi, gv) }))
+			})
+		}
+	}
+}
+
+// checkDecoded accepts an error or a well-formed result.
+func checkDecoded(t *testing.T, b []byte, n int, full bool, gi []uint32, gv []float32) {
+	t.Helper()
+	k, rest, err := DecodeSparse(b, n, full, gi, gv)
+	if err != nil {
+		return
+	}
+	require.LessOrEqual(t, len(rest), len(b))
+	for j := range k {
+		require.Less(t, int(gi[j]), n)
+		require.False(t, j > 0 && gi[j] <= gi[j-1], "indices must ascend")
+		require.False(t, gv[j]-gv[j] != 0, "values must be finite")
+	}
+}
+
+func FuzzDecodeSparse(f *testing.F) {
+	rng := rand.New(rand.NewPCG(6, 6))
+	for _, full := range []bool{true, false} {
+		idx, val := draw(rng, 500, 20)
+		f.Add(AppendSparse(nil, 500, full, idx, val), 500, 20, full)
+		idx, val = draw(rng, 30, 20)
+		f.Add(AppendSparse(nil, 30, full, idx, val), 30, 20, full)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, n, k int, full bool) {
+		if n < 0 || n > 1<<20 || k < 0 || k > n || k > 1<<12 {
+			t.Skip()
+		}
+		checkDecoded(t, b, n, full, make([]uint32, k), make([]float32, k))
+	})
+}
+
+func TestHeader(t *testing.T) {
+	rest, err := CheckHeader(append(AppendHeader(nil), 5))
+	require.NoError(t, err)
+	require.Equal(t, []byte{5}, rest)
+	_, err = CheckHeader(nil)
+	require.Error(t, err)
+	_, err = CheckHeader([]byte{Version + 1})
+	require.ErrorContains(t, err, "version")
+}

@@ -1,0 +1,189 @@
+// Package dgc holds the methods that send the largest entries: gradient dropping (Aji and Heafield, EMNLP 2017) as "topk", and Deep
+// Gradient Compression (Lin et al., ICLR 2018) as "dgc", which adds momentum correction, momentum factor masking, clipping and a
+// sparsity warm-up.
+package dgc
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// TopKConfig sets gradient dropping.
+type TopKConfig struct {
+	Ratio float64 `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
+}
+
+// Config sets DGC. Ratio is a share, so a sparsity of 99.9 % is 0.001.
+type Config struct {
+	Ratio    float64 `key:"ratio" doc:"share of each tensor's entries that is sent after warm-up, in (0, 1]"`
+	Momentum float64 `key:"momentum" doc:"momentum, applied before compression and by nobody else, in [0, 1)"`
+	Nesterov bool    `key:"nesterov" doc:"Nesterov's form of momentum"`
+	Masking  bool    `key:"masking" doc:"clear the momentum of what was sent, so that it is not stale"`
+	Clip     float64 `key:"clip" doc:"scale each tensor's gradient down to a norm of clip/sqrt(ranks); 0 is off"`
+	Warmup   int     `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
+}
+
+// Register adds topk and dgc with their defaults.
+func Register(r *compress.Registry) {
+	compress.Register(r, "topk", "gradient dropping: the largest entries, the rest later (Aji and Heafield 2017)",
+		TopKConfig{Ratio: 0.001}, compress.Feedback, NewTopK)
+	compress.Register(r, "dgc", "Deep Gradient Compression: top-k with momentum correction, masking, clipping and warm-up (Lin et al. 2018)",
+		Config{Ratio: 0.001, Momentum: 0.9, Masking: true}, compress.Own, New)
+}
+
+// Validate checks the ranges.
+func (c TopKConfig) Validate() error { return checkRatio(c.Ratio) }
+
+// Validate checks the ranges.
+func (c Config) Validate() error {
+	switch {
+	case !(c.Momentum >= 0 && c.Momentum < 1):
+		return errors.New("momentum must be in [0, 1)")
+	case !(c.Clip >= 0):
+		return errors.New("clip must be 0 (off) or more")
+	case c.Warmup < 0:
+		return errors.New("warmup must be 0 (none) or a number of steps")
+	}
+	return checkRatio(c.Ratio)
+}
+
+func checkRatio(r float64) error {
+	if !(r > 0 && r <= 1) {
+		return errors.New("ratio must be in (0, 1]")
+	}
+	return nil
+}
+
+// OwnMomentum tells the trainer to have none.
+func (c Config) OwnMomentum() compress.Momentum {
+	return compress.Momentum{M: float32(c.Momentum), Nesterov: c.Nesterov}
+}
+
+// NewTopK makes gradient dropping, one selection a tensor. It leaves what it does not send in v: wrap it in feedback.
+func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
+	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+		return newTopK(c.Ratio, p, t)
+	})(t)
+}
+
+// topK takes the k largest entries out of v.
+type topK struct {
+	ratio  float64
+	n      int
+	dev    kernels.Device
+	idx    kernels.Buf[uint32]
+	val    kernels.Buf[float32]
+	work   kernels.Buf[uint32]
+	sparse compress.Sparse
+}
+
+func newTopK(ratio float64, p compress.Part, t compress.Set) (*topK, error) {
+	c := &topK{ratio: ratio, n: p.Len(), dev: t.Dev}
+	var err error
+	c.sparse.N, c.sparse.Full = c.n, true
+	c.sparse.Len, err = kernels.NewBuf[uint32](c.dev, 1)
+	return c, err
+}
+
+// keep is k = ceil(ratio*n), at least one of a tensor that has any.
+func keep(n int, ratio float64) int { return min(n, max(1, int(math.Ceil(ratio*float64(n))))) }
+
+// room makes the buffers hold k entries, and gives back what an earlier stage of a warm-up needed.
+func (c *topK) room(k int) error {
+	if k <= c.idx.Len() && 2*k >= c.idx.Len() {
+		return nil
+	}
+	c.idx.Free()
+	c.val.Free()
+	c.work.Free()
+	var err [3]error
+	c.idx, err[0] = kernels.NewBuf[uint32](c.dev, k)
+	c.val, err[1] = kernels.NewBuf[float32](c.dev, k)
+	c.work, err[2] = kernels.NewBuf[uint32](c.dev, kernels.TopKWork(c.n, k))
+	return errors.Join(err[:]...)
+}
+
+func (c *topK) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
+	k := keep(c.n, c.ratio)
+	if err := c.room(k); err != nil {
+		return nil, err
+	}
+	c.sparse.Idx, c.sparse.Val = c.idx.Slice(0, k), c.val.Slice(0, k)
+	kernels.TakeTopK(s, c.sparse.Idx, c.sparse.Val, c.sparse.Len, v, k, c.work)
+	return &c.sparse, nil
+}
+
+func (c *topK) Next(_ context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
+	got.Into(s, out)
+	return nil, nil
+}
+
+func (c *topK) State() []compress.NamedBuf { return nil }
+
+// New makes DGC, one selection a tensor. It keeps its own memory; the optimizer must have no momentum.
+func New(c Config, t compress.Set) (compress.Compressor, error) {
+	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+		top, err := newTopK(c.Ratio, p, t)
+		if err != nil {
+			return nil, err
+		}
+		d := &dgc{cfg: c, top: top, limit: float32(c.Clip / math.Sqrt(float64(t.Size)))}
+		var errs [3]error
+		d.u, errs[0] = kernels.NewBuf[float32](t.Dev, p.Len())
+		d.v, errs[1] = kernels.NewBuf[float32](t.Dev, p.Len())
+		d.norm, errs[2] = kernels.NewBuf[float64](t.Dev, 1)
+		return d, errors.Join(errs[:]...)
+	})(t)
+}
+
+type dgc struct {
+	cfg   Config
+	top   *topK
+	limit float32
+	norm  kernels.Buf[float64]
+	u, v  kernels.Buf[float32] // velocity, and accumulated velocity not yet sent
+	step  uint64
+	in    kernels.Buf[float32]
+}
+
+func (d *dgc) Start(ctx context.Context, s kernels.Stream, g kernels.Buf[float32]) (compress.Payload, error) {
+	d.in = g
+	if d.limit > 0 {
+		kernels.Zero(s, d.norm)
+		kernels.SumSquares(s, d.norm, g)
+		kernels.ClipNorm(s, g, d.norm, d.limit)
+	}
+	kernels.Correct(s, d.u, d.v, g, float32(d.cfg.Momentum), d.cfg.Nesterov)
+	d.top.ratio = Density(d.cfg.Ratio, d.step, d.cfg.Warmup)
+	d.step++
+	p, err := d.top.Start(ctx, s, d.v)
+	if err == nil && d.cfg.Masking {
+		kernels.ClearAt(s, d.u, d.top.sparse.Idx, d.top.sparse.Len)
+	}
+	return p, err
+}
+
+func (d *dgc) Next(ctx context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
+	p, err := d.top.Next(ctx, s, got, out)
+	compress.Settle(s, d.in, out)
+	return p, err
+}
+
+func (d *dgc) State() []compress.NamedBuf {
+	return []compress.NamedBuf{compress.Remember("u", d.u), compress.Remember("v", d.v), {Name: "step", Count: &d.step}}
+}
+
+// stages are the densities of the paper's warm-up (section 3.3): sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.
+var stages = [...]float64{0.25, 0.0625, 0.015625, 0.004, 0.001}
+
+// Density is the share sent at a step: five equal stages over warmup steps, never below ratio, and ratio from then on.
+func Density(ratio float64, step uint64, warmup int) float64 {
+	if step >= uint64(warmup) {
+		return ratio
+	}
+	return max(ratio, stages[step*uint64(len(stages))/uint64(warmup)])
+}

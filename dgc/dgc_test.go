@@ -1,0 +1,64 @@
+package dgc_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/compress/compresstest"
+	"github.com/gradpress/gradpress/dgc"
+)
+
+func newMethod(t *testing.T, text string) func(compress.Set) (compress.Compressor, error) {
+	var r compress.Registry
+	dgc.Register(&r)
+	m, err := r.Parse(text)
+	require.NoError(t, err)
+	return m.New
+}
+
+func TestLaws(t *testing.T) {
+	for text, owed := range map[string]string{
+		"topk":                                    "residual",
+		"topk:ratio=0.3":                          "residual",
+		"dgc:ratio=0.01,warmup=5":                 "",
+		"dgc:ratio=0.05,nesterov=true":            "",
+		"dgc:ratio=0.05,masking=false,clip=2":     "",
+		"dgc:ratio=0.01,momentum=0,warmup=4":      "v",
+		"dgc:ratio=0.75,momentum=0,nesterov=true": "v",
+	} {
+		t.Run(text, func(t *testing.T) { compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: owed}) })
+	}
+}
+
+func TestDensity(t *testing.T) {
+	for _, c := range []struct {
+		ratio  float64
+		step   uint64
+		warmup int
+		want   float64
+	}{
+		{0.001, 0, 0, 0.001}, {0.001, 0, 100, 0.25}, {0.001, 19, 100, 0.25}, {0.001, 20, 100, 0.0625}, {0.001, 40, 100, 0.015625},
+		{0.001, 60, 100, 0.004}, {0.001, 80, 100, 0.001}, {0.001, 100, 100, 0.001}, {0.001, 1 << 60, 100, 0.001},
+		{0.01, 80, 100, 0.01}, {0.0001, 99, 100, 0.001}, {0.0001, 100, 100, 0.0001}, {0.5, 0, 100, 0.5}, {0.001, 2, 3, 0.004},
+	} {
+		require.Equal(t, c.want, dgc.Density(c.ratio, c.step, c.warmup), "%+v", c)
+	}
+}
+
+func TestBadSettings(t *testing.T) {
+	var r compress.Registry
+	dgc.Register(&r)
+	for text, want := range map[string]string{
+		"topk:ratio=0": "(0, 1]", "topk:ratio=1.01": "(0, 1]", "topk:ratio=-1": "(0, 1]", "dgc:ratio=0": "(0, 1]",
+		"dgc:momentum=1": "[0, 1)", "dgc:momentum=-0.1": "[0, 1)", "dgc:clip=-1": "clip", "dgc:warmup=-1": "warmup",
+		"topk:momentum=0.9": "ratio",
+	} {
+		_, err := r.Parse(text)
+		require.ErrorContains(t, err, want, text)
+	}
+	m, err := r.Parse("dgc:momentum=0.7,nesterov=true")
+	require.NoError(t, err)
+	require.Equal(t, compress.Momentum{M: 0.7, Nesterov: true}, m.Momentum)
+}
