@@ -113,13 +113,14 @@ func RememberParts(parts []Part, name string, b kernels.Buf[float32]) []NamedBuf
 func PerPart(mk func(Part, Set) (Compressor, error)) func(Set) (Compressor, error) {
 	return func(t Set) (Compressor, error) {
 		c := &perPart{parts: t.Parts, of: make([]Compressor, len(t.Parts))}
+		c.many.Of, c.many.At = make([]Payload, len(t.Parts)), make([]int, len(t.Parts)+1)
 		for i, p := range t.Parts {
 			var err error
 			if c.of[i], err = mk(p, t); err != nil {
 				return nil, fmt.Errorf("%s: %w", p.Name, err)
 			}
+			c.many.At[i+1] = c.many.At[i] + p.Len()
 		}
-		c.many.Of = make([]Payload, len(t.Parts))
 		return c, nil
 	}
 }
@@ -144,15 +145,13 @@ func (c *perPart) Next(ctx context.Context, s kernels.Stream, got Received, out 
 }
 
 func (c *perPart) each(v kernels.Buf[float32], f func(int, kernels.Buf[float32]) (Payload, error)) (Payload, error) {
-	lo, left := 0, false
+	left := false
 	for i, p := range c.parts {
-		hi := lo + p.Len()
 		var err error
-		if c.many.Of[i], err = f(i, v.Slice(lo, hi)); err != nil {
+		if c.many.Of[i], err = f(i, v.Slice(c.many.At[i], c.many.At[i+1])); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.Name, err)
 		}
 		left = left || c.many.Of[i] != nil
-		lo = hi
 	}
 	if !left {
 		return nil, nil

@@ -25,8 +25,12 @@ type Sparse struct {
 	Full bool
 }
 
-// Many is several payloads at once, for a compressor that serves several parts; nil entries have no more to say.
-type Many struct{ Of []Payload }
+// Many is several payloads at once, for a compressor that serves several parts; nil entries have no more to say. Where entry i
+// serves elements [At[i], At[i+1]) of the set, At says so; else it is nil.
+type Many struct {
+	Of []Payload
+	At []int
+}
 
 func (*Linear) payload() {}
 func (*Sparse) payload() {}

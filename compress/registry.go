@@ -37,8 +37,8 @@ type Method struct {
 	New func(Set) (Compressor, error)
 	// Momentum is what the method applies itself: the optimizer must then have none, and dense tensors get theirs in the hook.
 	Momentum Momentum
-	// Dense says that the method has nothing to gain from leaving small tensors out.
-	Dense bool
+	// Transparent says that non-finite values pass through the method as they would through a plain mean, and leave no trace.
+	Transparent bool
 	// Config is the typed struct behind the settings.
 	Config any
 }
@@ -65,6 +65,9 @@ func Register[C any](r *Registry, name, doc string, def C, m Memory, mk func(C, 
 		method := Method{Name: name, Config: cfg}
 		if o, ok := cfg.(MomentumOwner); ok {
 			method.Momentum = o.OwnMomentum()
+		}
+		if o, ok := cfg.(interface{ Transparent() bool }); ok {
+			method.Transparent = o.Transparent()
 		}
 		method.New = func(t Set) (Compressor, error) {
 			if err := t.Check(); err != nil {
@@ -227,10 +230,23 @@ func set(f reflect.Value, value string) error {
 	return nil
 }
 
+// Dense is the baseline as a Method: every gradient whole, with a momentum that the method owns, or none.
+func Dense(m Momentum) Method {
+	text := "dense"
+	if m.M != 0 {
+		text = fmt.Sprintf("dense, momentum %g, nesterov %v", m.M, m.Nesterov)
+	}
+	return Method{Name: "dense", Text: text, Momentum: m, Transparent: m.M == 0,
+		New: func(t Set) (Compressor, error) { return NewDense(t, m, kernels.F32) }}
+}
+
+type denseConfig struct{}
+
+func (denseConfig) Transparent() bool { return true }
+
 // RegisterDense adds the baseline.
 func RegisterDense(r *Registry) {
-	type config struct{}
-	Register(r, "dense", "every gradient whole, in 32 bits: the baseline", config{}, None, func(_ config, t Set) (Compressor, error) {
+	Register(r, "dense", "every gradient whole, in 32 bits: the baseline", denseConfig{}, None, func(_ denseConfig, t Set) (Compressor, error) {
 		return NewDense(t, Momentum{}, kernels.F32)
 	})
 }

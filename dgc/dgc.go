@@ -94,17 +94,8 @@ func keep(n int, ratio float64) int { return min(n, max(1, int(math.Ceil(ratio*f
 
 // room makes the buffers hold k entries, and gives back what an earlier stage of a warm-up needed.
 func (c *topK) room(k int) error {
-	if k <= c.idx.Len() && 2*k >= c.idx.Len() {
-		return nil
-	}
-	c.idx.Free()
-	c.val.Free()
-	c.work.Free()
-	var err [3]error
-	c.idx, err[0] = kernels.NewBuf[uint32](c.dev, k)
-	c.val, err[1] = kernels.NewBuf[float32](c.dev, k)
-	c.work, err[2] = kernels.NewBuf[uint32](c.dev, kernels.TopKWork(c.n, k))
-	return errors.Join(err[:]...)
+	return errors.Join(kernels.Resize(c.dev, &c.idx, k), kernels.Resize(c.dev, &c.val, k),
+		kernels.Resize(c.dev, &c.work, kernels.TopKWork(c.n, k)))
 }
 
 func (c *topK) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {

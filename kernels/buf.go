@@ -40,6 +40,42 @@ func (b Buf[T]) Slice(i, j int) Buf[T] {
 	return Buf[T]{b.mem, b.off + i, j - i}
 }
 
+// Resize makes *b hold at least n elements and not over twice as many, by new memory where it must. What b held is then lost.
+func Resize[T Elem](d Device, b *Buf[T], n int) error {
+	if n <= b.n && 2*n >= b.n {
+		return nil
+	}
+	b.Free()
+	var err error
+	*b, err = NewBuf[T](d, n)
+	return err
+}
+
+// Join is a and then b as one window, where they lie so.
+func Join[T Elem](a, b Buf[T]) (Buf[T], bool) {
+	if a.mem != b.mem || a.off+a.n != b.off {
+		return Buf[T]{}, false
+	}
+	return Buf[T]{a.mem, a.off, a.n + b.n}, true
+}
+
+// Fill lets f write the whole of b: in place where the host can see it, else in *stage, which grows as needed. What b held before is
+// not to be relied on. The caller has synced.
+func Fill[T Elem](s Stream, b Buf[T], stage *[]T, f func(x []T) error) error {
+	if x, ok := Host(b); ok {
+		return f(x)
+	}
+	if cap(*stage) < b.n {
+		*stage = make([]T, b.n)
+	}
+	x := (*stage)[:b.n]
+	if err := f(x); err != nil {
+		return err
+	}
+	Write(s, b, x)
+	return nil
+}
+
 // Same reports whether a and b are the same window on the same memory.
 func (b Buf[T]) Same(a Buf[T]) bool { return a == b }
 

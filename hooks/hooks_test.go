@@ -1,0 +1,300 @@
+package hooks_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/collective"
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/compress/compresstest"
+	"github.com/gradpress/gradpress/ddp"
+	"github.com/gradpress/gradpress/hooks"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// TestEngineEqualsReference drives the engine and the slow in-memory exchange with the same gradients. Every tensor has to come out with
+// the same bits where it was compressed, and within the rounding of a mean where it went dense.
+func TestEngineEqualsReference(t *testing.T) {
+	for _, text := range []string{"dense", "topk:ratio=0.01", "dgc:ratio=0.01,warmup=5,clip=3", "dgc:ratio=0.02,nesterov=true,momentum=0.5"} {
+		for _, size := range []int{1, 2, 3, 4, 7, 8} {
+			for _, bucket := range []int{1, 3000, 1 << 20} {
+				for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
+					t.Run(fmt.Sprintf("%s/ranks=%d/bucket=%d/%s", text, size, bucket, dev.Name()), func(t *testing.T) {
+						equalsReference(t, text, size, bucket, dev)
+					})
+				}
+			}
+		}
+	}
+}
+
+func equalsReference(t *testing.T, text string, size, bucket int, dev kernels.Device) {
+	m := method(t, text)
+	w := newWorld(t, size, dev, bucket, model, compressed(t, text), nil)
+	refs := make([]*compresstest.Cluster, len(model))
+	for i, p := range model {
+		use := m
+		if len(p.Shape) == 1 || p.Len() < 256 {
+			use = compress.Dense(m.Momentum)
+		}
+		refs[i] = compresstest.NewCluster(t, use.New, kernels.CPU(), size, 42, compress.NewPart(p.Name, p.Shape...))
+	}
+	mass := make([]float64, modelLen())
+	for step := range 6 {
+		g := draw(uint64(step), size, modelLen())
+		got := w.mustStep(g)
+		for r := 1; r < size; r++ {
+			sameBits(t, got[0], got[r])
+		}
+		at := 0
+		for i, p := range model {
+			hi := at + p.Len()
+			part := make([][]float32, size)
+			for r := range part {
+				part[r] = g[r][at:hi]
+				for j, x := range part[r] {
+					mass[at+j] += math.Abs(float64(x)) * 10 // with momentum 0.9 what went in comes out ten times at most
+				}
+			}
+			want, _ := refs[i].Step(part)
+			for j := range want[0] {
+				// One rounding for each of N products and sums, on each of the steps that have gone into this value.
+				tol := float64((2*size+4)*(step+1)) * 0x1p-24 * mass[at+j]
+				if d := math.Abs(float64(want[0][j]) - float64(got[0][at+j])); !(d <= tol) {
+					t.Fatalf("step %d, %s[%d]: want %v, got %v", step, p.Name, j, want[0][j], got[0][at+j])
+				}
+			}
+			at = hi
+		}
+	}
+}
+
+// TestBucketsDoNotMatter: a parameter's state belongs to it, so the layout must not change a bit of what is compressed.
+func TestBucketsDoNotMatter(t *testing.T) {
+	run := func(bucket int) (all [][]float32) {
+		w := newWorld(t, 3, kernels.CPU(), bucket, model, compressed(t, "dgc:ratio=0.01"), nil)
+		for step := range 4 {
+			all = append(all, w.mustStep(draw(uint64(step), 3, modelLen()))[0])
+		}
+		return all
+	}
+	at := 8*27 + 8
+	conv2 := func(x []float32) []float32 { return x[at : at+16*72] }
+	a, b := run(1), run(1<<20)
+	for step := range a {
+		sameBits(t, conv2(a[step]), conv2(b[step]))
+	}
+}
+
+// One rank's Inf must not enter anybody's residual: the bucket goes dense, no step is counted, and the next steps are those of a run that
+// never saw it.
+func TestNonFiniteLeavesNoTrace(t *testing.T) {
+	for _, bad := range []float64{math.Inf(1), math.NaN()} {
+		clean := newWorld(t, 4, kernels.CPU(), 1<<20, model, compressed(t, "dgc:ratio=0.01,warmup=10"), nil)
+		dirty := newWorld(t, 4, kernels.Lazy(), 1<<20, model, compressed(t, "dgc:ratio=0.01,warmup=10"), nil)
+		for step := range 5 {
+			g := draw(uint64(step), 4, modelLen())
+			if step == 2 {
+				poison := draw(99, 4, modelLen())
+				poison[1][300] = float32(bad)
+				for _, out := range dirty.mustStep(poison) {
+					require.False(t, out[300]-out[300] == 0, "the mean must show that it is not finite")
+					require.InDelta(t, (poison[0][5]+poison[1][5]+poison[2][5]+poison[3][5])/4, out[5], 1e-5, "the rest of the bucket is a dense mean")
+				}
+			}
+			sameBits(t, clean.mustStep(g)[0], dirty.mustStep(g)[0])
+		}
+		require.EqualValues(t, 1, dirty.engines[3].Stats().NonFinite)
+		require.Zero(t, clean.engines[0].Stats().NonFinite)
+	}
+}
+
+// The wrong mean would hide in the tolerance of a training run: all ranks send the same, so the mean is what they sent.
+func TestMeanIsDividedOnce(t *testing.T) {
+	for _, text := range []string{"dense", "topk:ratio=1", "topk:ratio=0.3", "dgc:ratio=1,momentum=0"} {
+		w := newWorld(t, 4, kernels.CPU(), 1<<20, model, compressed(t, text), nil)
+		g := draw(3, 1, modelLen())[0]
+		out := w.mustStep([][]float32{g, g, g, g})[0]
+		sent := 0
+		for i := range out {
+			if out[i] != 0 {
+				sent++
+				require.InDelta(t, g[i], out[i], 4*0x1p-24*math.Abs(float64(g[i])), "%s, element %d", text, i)
+			}
+		}
+		require.Greater(t, sent, modelLen()/4, text)
+	}
+}
+
+// TestPayloadBytes compares the counter with what the contract says is offered.
+func TestPayloadBytes(t *testing.T) {
+	w := newWorld(t, 2, kernels.CPU(), 1<<20, []ddp.Param{{Name: "w", Shape: []int{100, 100}}, {Name: "b", Shape: []int{100}}}, compressed(t, "topk:ratio=0.01"), nil)
+	before := w.engines[0].Stats()
+	w.mustStep(draw(1, 2, 10100))
+	s := w.engines[0].Stats().Sub(before)
+	require.EqualValues(t, 4*10100, s.DenseBytes)
+	// Flag, dense bias, header, 100 values, 100 indices at 8.2 bits.
+	require.InDelta(t, 1+400+1+400+103, s.PayloadBytes, 5)
+
+	w = newWorld(t, 2, kernels.CPU(), 1<<20, model, compressed(t, "dense"), nil)
+	w.mustStep(draw(1, 2, modelLen()))
+	s = w.engines[1].Stats()
+	require.Equal(t, s.DenseBytes, s.PayloadBytes, "dense offers what it has, and needs no flag")
+}
+
+// breaker damages what one rank receives, or stops it.
+type breaker struct {
+	collective.Group
+	damage func(msgs [][]byte) [][]byte
+	fail   error
+}
+
+func (b *breaker) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
+	if b.fail != nil {
+		return nil, b.fail
+	}
+	msgs, err := b.Group.AllGather(ctx, mine)
+	if err == nil && b.damage != nil {
+		msgs = b.damage(msgs)
+	}
+	return msgs, err
+}
+
+func TestMalformedPayloadNamesRankAndTensor(t *testing.T) {
+	params := []ddp.Param{{Name: "layer.weight", Shape: []int{50, 50}}}
+	for name, c := range map[string]struct {
+		damage func(b []byte) []byte
+		want   string
+	}{
+		"empty":   {func([]byte) []byte { return nil }, "rank 2"},
+		"version": {func(b []byte) []byte { return append([]byte{99}, b[1:]...) }, "rank 2: message version 99"},
+		"short":   {func(b []byte) []byte { return b[:len(b)-1] }, "rank 2: layer.weight: values"},
+		"long":    {func(b []byte) []byte { return append(append([]byte{}, b...), 0) }, "rank 2: 1 bytes too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 3, kernels.CPU(), 1<<20, params, compressed(t, "topk:ratio=0.01"), func(r int, g collective.Group) collective.Group {
+				if r != 0 {
+					return g
+				}
+				return &breaker{Group: g, damage: func(m [][]byte) [][]byte { return [][]byte{m[0], m[1], c.damage(m[2])} }}
+			})
+			_, errs := w.step(draw(1, 3, 2500))
+			require.ErrorContains(t, errs[0], c.want)
+			// The others may have finished this step; the next one fails for all.
+			_, errs = w.step(draw(2, 3, 2500))
+			for r, err := range errs {
+				require.Error(t, err, "rank %d", r)
+			}
+		})
+	}
+}
+
+func TestOneRankFailsAllEnd(t *testing.T) {
+	broken := errors.New("a cosmic ray")
+	w := newWorld(t, 4, kernels.CPU(), 1000, model, compressed(t, "dgc:ratio=0.01"), func(r int, g collective.Group) collective.Group {
+		if r != 2 {
+			return g
+		}
+		return &breaker{Group: g, fail: broken}
+	})
+	done := make(chan []error, 1)
+	go func() {
+		_, errs := w.step(draw(1, 4, modelLen()))
+		done <- errs
+	}()
+	select {
+	case errs := <-done:
+		require.ErrorIs(t, errs[2], broken)
+		for r, err := range errs {
+			require.Error(t, err, "rank %d", r)
+			require.ErrorContains(t, err, "cosmic ray", "rank %d", r)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the other ranks hang")
+	}
+}
+
+func TestDeviceFailureIsReported(t *testing.T) {
+	broken := errors.New("device lost")
+	w := newWorld(t, 1, kernels.FailAfter(30, broken), 1<<20, model, compressed(t, "dgc:ratio=0.01"), nil)
+	var err error
+	for step := 0; step < 10 && err == nil; step++ {
+		var errs []error
+		_, errs = w.step(draw(1, 1, modelLen()))
+		err = errs[0]
+	}
+	require.ErrorIs(t, err, broken)
+}
+
+func TestMomentumIsOwnedOnce(t *testing.T) {
+	w := newWorld(t, 1, kernels.CPU(), 1<<20, model, compressed(t, "dgc:momentum=0.8,nesterov=true"), nil)
+	require.Equal(t, compress.Momentum{M: 0.8, Nesterov: true}, w.engines[0].OwnsMomentum())
+	w = newWorld(t, 1, kernels.CPU(), 1<<20, model, compressed(t, "topk"), nil)
+	require.Zero(t, w.engines[0].OwnsMomentum())
+}
+
+// State is saved by parameter name, so it may go to an engine with other buckets.
+func TestSaveAndRestoreAcrossLayouts(t *testing.T) {
+	mk := compressed(t, "dgc:ratio=0.01,warmup=6")
+	a, b := newWorld(t, 2, kernels.CPU(), 1<<20, model, mk, nil), newWorld(t, 2, kernels.CPU(), 500, model, mk, nil)
+	for step := range 3 {
+		a.mustStep(draw(uint64(step), 2, modelLen()))
+	}
+	for r := range a.engines {
+		snap, err := a.engines[r].Save()
+		require.NoError(t, err)
+		require.NoError(t, b.engines[r].Restore(snap))
+	}
+	for step := 3; step < 6; step++ {
+		g := draw(uint64(step), 2, modelLen())
+		x, y := a.mustStep(g)[0], b.mustStep(g)[0]
+		sameBits(t, x[224:224+1152], y[224:224+1152]) // conv2
+	}
+}
+
+// BenchmarkStep is one rank's reducer step after warm-up; the allocations must not grow with the model.
+func BenchmarkStep(b *testing.B) {
+	for _, text := range []string{"dense", "topk", "dgc"} {
+		for _, n := range []int{1 << 10, 1 << 20} {
+			b.Run(fmt.Sprintf("%s/n=%d", text, 10*n), func(b *testing.B) {
+				var params []ddp.Param
+				for i := range 10 {
+					params = append(params, ddp.Param{Name: fmt.Sprint(i), Shape: []int{n / 64, 64}})
+				}
+				w := newWorld(b, 1, kernels.CPU(), 4*n*3, params, compressed(b, text), nil)
+				g := draw(1, 1, 10*n)[0]
+				at := 0
+				for i := range params {
+					x, _ := kernels.Host(w.ranks[0].Grad(i))
+					copy(x, g[at:])
+					at += n
+				}
+				ctx := context.Background()
+				step := func() {
+					for i := len(params) - 1; i >= 0; i-- {
+						if err := w.ranks[0].Ready(i); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if err := w.ranks[0].Wait(ctx); err != nil {
+						b.Fatal(err)
+					}
+				}
+				step()
+				b.SetBytes(int64(40 * n))
+				b.ReportAllocs()
+				for b.Loop() {
+					step()
+				}
+			})
+		}
+	}
+}
+
+var _ ddp.Hook = (*hooks.Engine)(nil)
