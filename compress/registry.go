@@ -37,6 +37,8 @@ type Method struct {
 	New func(Set) (Compressor, error)
 	// Momentum is what the method applies itself: the optimizer must then have none, and dense tensors get theirs in the hook.
 	Momentum Momentum
+	// Warmup is how many steps the method takes to reach its ratio.
+	Warmup int
 	// Transparent says that non-finite values pass through the method as they would through a plain mean, and leave no trace.
 	Transparent bool
 	// Config is the typed struct behind the settings.
@@ -65,6 +67,9 @@ func Register[C any](r *Registry, name, doc string, def C, m Memory, mk func(C, 
 		method := Method{Name: name, Config: cfg}
 		if o, ok := cfg.(MomentumOwner); ok {
 			method.Momentum = o.OwnMomentum()
+		}
+		if o, ok := cfg.(interface{ WarmupSteps() int }); ok {
+			method.Warmup = o.WarmupSteps()
 		}
 		if o, ok := cfg.(interface{ Transparent() bool }); ok {
 			method.Transparent = o.Transparent()

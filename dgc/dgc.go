@@ -63,6 +63,9 @@ func (c Config) OwnMomentum() compress.Momentum {
 	return compress.Momentum{M: float32(c.Momentum), Nesterov: c.Nesterov}
 }
 
+// WarmupSteps is how long sparsity rises.
+func (c Config) WarmupSteps() int { return c.Warmup }
+
 // NewTopK makes gradient dropping, one selection a tensor. It leaves what it does not send in v: wrap it in feedback.
 func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
 	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {

@@ -178,6 +178,19 @@ func (e *Engine) Save() (compress.Snapshot, error) {
 	return all, nil
 }
 
+// StateBytes is the size of what every compressor remembers between steps.
+func (e *Engine) StateBytes() int {
+	n := 0
+	for _, j := range e.jobs {
+		for _, sp := range j.spans {
+			for _, b := range sp.c.State() {
+				n += b.Buf.Len()
+			}
+		}
+	}
+	return n
+}
+
 // Restore is the reverse of Save.
 func (e *Engine) Restore(all compress.Snapshot) error {
 	for _, j := range e.jobs {

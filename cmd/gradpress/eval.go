@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pkg/profile"
+	"github.com/spf13/cobra"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/compress/all"
+	"github.com/gradpress/gradpress/eval"
+	"github.com/gradpress/gradpress/eval/dataset"
+	"github.com/gradpress/gradpress/eval/report"
+	"github.com/gradpress/gradpress/transport/tcp"
+)
+
+// evalFlags are the command line of eval. Zero means the task's own default.
+type evalFlags struct {
+	tasks, methods       string
+	workers, steps       int
+	epochs               float64
+	batch, trainLimit    int
+	seed                 uint64
+	lr, momentum, decay  float64
+	bucketMB             float64
+	data, out, profiling string
+	json                 bool
+	timeout              time.Duration
+}
+
+func evalCommand() *cobra.Command {
+	var f evalFlags
+	cmd := &cobra.Command{
+		Use:   "eval",
+		Short: "Train a model with each of several methods on N workers and compare them",
+		Long: `Train each task with each method on N workers, from equal initial weights, and print one table: the final metric and its difference
+from dense, payload ratio and wire ratio counted on the wire, bytes a step, seconds, state.
+
+Without flags it needs no data, no network and no GPU, and takes two to three minutes on two cores. Workers are goroutines of this process;
+started by "gradpress run" or torchrun, each process is one rank and they meet over TCP.
+
+Tasks: ` + eval.TaskNames + `.
+Methods: see "gradpress methods".
+
+Records are appended to OUT/runs.jsonl as each run ends, and the table is written to OUT/table.md.`,
+		Example: `  gradpress eval
+  gradpress eval --task resnet20-cifar10 --methods dense,dgc:ratio=0.001 --epochs 10 --data ~/data
+  gradpress run -n 4 -- gradpress eval --task lstm-shakespeare --methods dense,dgc`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&f.tasks, "task", "resnet8-glyphs,lstm-markov", "tasks, separated by commas")
+	fl.StringVar(&f.methods, "methods", "dense,topk,dgc", "methods, separated by commas; dense runs first")
+	fl.IntVar(&f.workers, "workers", 4, "number of workers; ranks started by a launcher know their own")
+	fl.IntVar(&f.steps, "steps", 0, "steps to train (default the task's)")
+	fl.Float64Var(&f.epochs, "epochs", 0, "passes over the training data, instead of --steps")
+	fl.Uint64Var(&f.seed, "seed", 1, "seed of weights, data order and generated data")
+	fl.Float64Var(&f.lr, "lr", 0, "learning rate at the start; it falls to zero along a cosine (default the task's)")
+	fl.Float64Var(&f.momentum, "momentum", 0.9, "momentum, applied by the optimizer or by the method that owns it")
+	fl.Float64Var(&f.decay, "weight-decay", 0, "weight decay (default the task's)")
+	fl.IntVar(&f.batch, "batch", 0, "examples a worker and step (default the task's)")
+	fl.IntVar(&f.trainLimit, "train-limit", 0, "use only the first so many training images or tokens; 0 is all")
+	fl.Float64Var(&f.bucketMB, "bucket-mb", 0, "bucket size in MiB; 0 is the smaller of 25 and an eighth of the model")
+	fl.StringVar(&f.data, "data", "", "folder with data files; default is a cache that is filled from the network when needed")
+	fl.StringVar(&f.out, "out", "out", "folder for records and table")
+	fl.BoolVar(&f.json, "json", false, "print one JSON object a run instead of the table")
+	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long a rank may be waited for")
+	fl.StringVar(&f.profiling, "profile", "", "write a profile to OUT: cpu or mem")
+	return cmd
+}
+
+// job is a task with its methods.
+type job struct {
+	task     eval.Task
+	settings eval.Settings
+	problem  eval.Problem
+	methods  []compress.Method
+}
+
+func (f *evalFlags) run(cmd *cobra.Command) (err error) {
+	ctx := cmd.Context()
+	set := cmd.Flags().Changed
+	ranks, err := f.world(set("workers"))
+	if err != nil {
+		return err
+	}
+	jobs, err := f.plan(set)
+	if err != nil {
+		return err
+	}
+	switch f.profiling {
+	case "":
+	case "cpu", "mem":
+		mode := profile.CPUProfile
+		if f.profiling == "mem" {
+			mode = profile.MemProfile
+		}
+		defer profile.Start(mode, profile.ProfilePath(f.out), profile.Quiet, profile.NoShutdownHook).Stop()
+	default:
+		return usagef("--profile is %q, want cpu or mem", f.profiling)
+	}
+	show := newProgress(cmd.ErrOrStderr(), ranks.Rank == 0)
+	defer show.close()
+
+	// Data first: a missing file should not cost an hour of training.
+	for i := range jobs {
+		if err := f.load(ctx, &jobs[i], set, show); err != nil {
+			return err
+		}
+	}
+	var seats []eval.Seat
+	if ranks.Size > 0 {
+		ranks.Meshes, ranks.Timeout = 2, f.timeout
+		meshes, err := tcp.Dial(ctx, ranks)
+		if err != nil {
+			return err
+		}
+		seat := eval.NewSeat(meshes[0], meshes[1])
+		defer func() {
+			if err != nil {
+				seat.Data.Abort(err)
+				seat.Control.Abort(err)
+			}
+			seat.Data.Close()
+			seat.Control.Close()
+		}()
+		seats = []eval.Seat{seat}
+	}
+	var records []*eval.Record
+	for _, j := range jobs {
+		var dense *float64
+		for _, m := range j.methods {
+			r := eval.Run{Task: j.task, Problem: j.problem, Method: m, Settings: j.settings, BucketBytes: int(f.bucketMB * (1 << 20)),
+				Timeout: f.timeout, Seats: seats, Progress: show.run(j.task.Name, m.Text, j.settings.Steps)}
+			rec, err := r.Do(ctx)
+			show.end(rec)
+			if err != nil {
+				return fmt.Errorf("%s with %s: %w", j.task.Name, m.Text, err)
+			}
+			if rec == nil {
+				continue // another process holds rank 0
+			}
+			if m.Name == "dense" {
+				dense = rec.Final
+			}
+			rec.Dense = dense
+			records = append(records, rec)
+			if err := f.keep(records); err != nil {
+				return err
+			}
+			if f.json {
+				if err := report.JSON(cmd.OutOrStdout(), rec); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	show.close()
+	if f.json || len(records) == 0 {
+		return nil
+	}
+	return report.Text(cmd.OutOrStdout(), records)
+}
+
+// world finds out whether a launcher has made this process one rank of several. Size 0 is a run in this process alone.
+func (f *evalFlags) world(workersGiven bool) (tcp.Config, error) {
+	if os.Getenv("RANK") == "" && os.Getenv("WORLD_SIZE") == "" {
+		return tcp.Config{}, nil
+	}
+	cfg, err := tcp.FromEnv()
+	if err != nil {
+		return cfg, usageError{err}
+	}
+	if workersGiven && f.workers != cfg.Size {
+		return cfg, usagef("--workers is %d, but WORLD_SIZE is %d; leave --workers out", f.workers, cfg.Size)
+	}
+	f.workers = cfg.Size
+	return cfg, nil
+}
+
+// plan checks everything that can be wrong with the command line before any work is done.
+func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
+	texts, err := splitMethods(f.methods)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case set("steps") && set("epochs"):
+		return nil, usagef("--steps and --epochs are both given; want one of them")
+	case set("epochs") && !(f.epochs > 0 && f.epochs < 1e6):
+		return nil, usagef("--epochs is %v, want more than 0", f.epochs)
+	case f.trainLimit < 0:
+		return nil, usagef("--train-limit is %d, want 0 (all) or more", f.trainLimit)
+	case !(f.bucketMB >= 0 && f.bucketMB < 1<<20):
+		return nil, usagef("--bucket-mb is %v, want 0 (automatic) or more", f.bucketMB)
+	case f.timeout <= 0:
+		return nil, usagef("--timeout is %v, want more than 0", f.timeout)
+	}
+	var jobs []job
+	for _, name := range strings.Split(f.tasks, ",") {
+		t, err := eval.FindTask(strings.TrimSpace(name))
+		if err != nil {
+			return nil, usageError{err}
+		}
+		s := t.Defaults
+		s.Workers, s.Seed, s.Momentum = f.workers, f.seed, f.momentum
+		if set("steps") {
+			s.Steps = f.steps
+		}
+		if set("batch") {
+			s.Batch = f.batch
+		}
+		if set("lr") {
+			s.LR = f.lr
+		}
+		if set("weight-decay") {
+			s.WeightDecay = f.decay
+		}
+		if err := s.Check(); err != nil {
+			return nil, usageError{err}
+		}
+		j := job{task: t, settings: s}
+		if j.methods, err = parseMethods(texts, s); err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, j)
+	}
+	return jobs, nil
+}
+
+// splitMethods cuts a list of methods at its commas: a piece with "=" and no ":" before it goes on with the method before.
+func splitMethods(list string) ([]string, error) {
+	var texts []string
+	for _, piece := range strings.Split(list, ",") {
+		piece = strings.TrimSpace(piece)
+		name, _, eq := strings.Cut(piece, "=")
+		if eq && !strings.Contains(name, ":") {
+			if len(texts) == 0 || !strings.Contains(texts[len(texts)-1], ":") {
+				return nil, usagef("--methods: setting %q follows no method; write name:%s", piece, piece)
+			}
+			texts[len(texts)-1] += "," + piece
+			continue
+		}
+		texts = append(texts, piece)
+	}
+	return texts, nil
+}
+
+// parseMethods reads the methods with what the trainer prefers, dense first, each once.
+func parseMethods(texts []string, s eval.Settings) ([]compress.Method, error) {
+	prefer := []compress.Setting{
+		{Key: "momentum", Value: strconv.FormatFloat(s.Momentum, 'g', -1, 64)},
+		{Key: "warmup", Value: strconv.Itoa(s.Steps / 5)},
+	}
+	registry := all.Methods()
+	var dense, others []compress.Method
+	seen := map[string]bool{}
+	for _, text := range texts {
+		m, err := registry.Parse(text, prefer...)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case seen[text]:
+			return nil, usagef("--methods: %q is given twice", text)
+		case m.Name == "dense":
+			dense = append(dense, m)
+		default:
+			others = append(others, m)
+		}
+		seen[text] = true
+	}
+	return append(dense, others...), nil
+}
+
+// load fetches or makes the data, and turns epochs into steps, which need its size.
+func (f *evalFlags) load(ctx context.Context, j *job, set func(string) bool, show *progress) error {
+	var err error
+	j.problem, err = j.task.Load(ctx, dataset.Options{Dir: f.data, Seed: f.seed, TrainLimit: f.trainLimit, Progress: show.load(j.task.Name)})
+	show.end(nil)
+	if err != nil {
+		return fmt.Errorf("%s: %w", j.task.Name, err)
+	}
+	if !set("epochs") {
+		return nil
+	}
+	s := &j.settings
+	s.Steps = max(1, int(f.epochs*float64(j.problem.StepsPerEpoch(s.Batch*s.Workers))+0.5))
+	texts := make([]string, len(j.methods))
+	for i, m := range j.methods {
+		texts[i] = m.Text
+	}
+	j.methods, err = parseMethods(texts, *s)
+	return err
+}
+
+// keep appends the newest record to runs.jsonl and rewrites the table, so that nothing is lost if a later run fails.
+func (f *evalFlags) keep(records []*eval.Record) (err error) {
+	if err := os.MkdirAll(f.out, 0o777); err != nil {
+		return err
+	}
+	if err := write(filepath.Join(f.out, "runs.jsonl"), os.O_APPEND, func(w io.Writer) error {
+		return report.JSON(w, records[len(records)-1])
+	}); err != nil {
+		return err
+	}
+	return write(filepath.Join(f.out, "table.md"), os.O_TRUNC, func(w io.Writer) error { return report.Markdown(w, records) })
+}
+
+func write(path string, mode int, f func(io.Writer) error) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|mode, 0o666)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(file), file.Close())
+}
