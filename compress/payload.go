@@ -23,7 +23,37 @@ type Sparse struct {
 	Len kernels.Buf[uint32]
 	// Full says that every rank sends exactly as many entries as fit, so that the count need not be sent.
 	Full bool
+	// Values is how values travel. Int8 and Sign need Scale, one element, by which Val was rounded; with Agreed set every rank knows
+	// it already and it is not sent.
+	Values Values
+	Scale  kernels.Buf[float32]
+	Agreed bool
 }
+
+// Values is a coding of the values of a Sparse.
+type Values uint8
+
+// Float32 is exact. Float16 rounds to IEEE half precision. Int8 is a whole number from -127 to 127 times a scale. Sign is plus or minus
+// a scale.
+const (
+	Float32 Values = iota
+	Float16
+	Int8
+	Sign
+)
+
+// Packed is bytes that mean nothing until they are decoded: every rank gathers all of them. B has the size of the largest that any rank may
+// send in this round, equal on all ranks; Len[0] of them are used. With Full set all are, and Len is not looked at.
+// With Entropy set they are entropy-coded where that makes them fewer.
+type Packed struct {
+	B       kernels.Buf[uint8]
+	Len     kernels.Buf[uint32]
+	Full    bool
+	Entropy bool
+}
+
+// Split is a Packed for each rank, itself included: an all-to-all.
+type Split struct{ To []Packed }
 
 // Many is several payloads at once, for a compressor that serves several parts; nil entries have no more to say. Where entry i
 // serves elements [At[i], At[i+1]) of the set, At says so; else it is nil.
@@ -34,15 +64,19 @@ type Many struct {
 
 func (*Linear) payload() {}
 func (*Sparse) payload() {}
+func (*Packed) payload() {}
+func (*Split) payload()  {}
 func (*Many) payload()   {}
 
-// Received is what came of a payload: one of Mean, Sparse or Many.
+// Received is what came of a payload: one of Mean, Sparse, Packed or Many.
 type Received struct {
 	// Mean is the mean over ranks: of a Linear, or of a Sparse that was summed densely.
 	Mean kernels.Buf[float32]
 	// Sparse are entries whose sum over the list, times Scale, is the mean of a Sparse: one an rank in rank order, or merged.
 	Sparse []Sparse
 	Scale  float32
+	// Packed are the bytes of every rank, in rank order: of a Packed, or what each rank's Split had for this one.
+	Packed []kernels.Buf[uint8]
 	Many   []Received
 }
 

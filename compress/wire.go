@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+
+	"github.com/gradpress/gradpress/kernels"
 )
 
 // Version is the first byte of every message. docs/wire.md describes the rest bit by bit.
@@ -25,48 +27,133 @@ func CheckHeader(src []byte) ([]byte, error) {
 	return src[1:], nil
 }
 
-// AppendSparse appends the encoding of a Sparse of n elements with the given entries to dst: the count, unless it is full, the indices,
-// the values.
-func AppendSparse(dst []byte, n int, full bool, idx []uint32, val []float32) []byte {
-	if !full {
+// AppendSparse appends the encoding of p with the given entries to dst: the count, unless p is full; the indices; the scale, where values
+// need one that is not agreed; the values.
+func AppendSparse(dst []byte, p *Sparse, idx []uint32, val []float32, scale float32) []byte {
+	if !p.Full {
 		dst = binary.AppendUvarint(dst, uint64(len(idx)))
 	}
-	dst = appendIndices(dst, n, idx)
-	for _, v := range val {
-		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(v))
+	dst = appendIndices(dst, p.N, idx)
+	if len(val) == 0 {
+		return dst
+	}
+	if p.sendsScale() {
+		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(scale))
+	}
+	switch p.Values {
+	case Float32:
+		for _, v := range val {
+			dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(v))
+		}
+	case Float16:
+		var h [1]uint16
+		for j := range val {
+			kernels.ToHalf(kernels.F16, h[:], val[j:j+1])
+			dst = binary.LittleEndian.AppendUint16(dst, h[0])
+		}
+	case Int8:
+		for _, v := range val {
+			dst = append(dst, byte(kernels.Int8Level(v, scale)))
+		}
+	case Sign:
+		w := bitWriter{b: dst}
+		for _, v := range val {
+			w.put(uint64(math.Float32bits(v)>>31), 1)
+		}
+		dst = w.flush()
 	}
 	return dst
 }
 
-// DecodeSparse reads what AppendSparse wrote into idx and val, whose equal length is the most that may come, and exactly what must
-// come when full. It returns how many entries came and the bytes after them. Whatever the bytes, indices ascend within [0, n),
-// values are finite, and nothing is allocated.
-func DecodeSparse(src []byte, n int, full bool, idx []uint32, val []float32) (k int, rest []byte, err error) {
+func (p *Sparse) sendsScale() bool { return !p.Agreed && (p.Values == Int8 || p.Values == Sign) }
+
+// DecodeSparse reads what AppendSparse wrote for a payload like p into idx and val, whose equal length is the most that may come, and
+// exactly what must come when p is full. scale is what all ranks know, where p says that it is agreed. It returns how many entries came
+// and the bytes after them. Whatever the bytes, indices ascend within [0, p.N), values are finite, and nothing is allocated.
+func DecodeSparse(src []byte, p *Sparse, idx []uint32, val []float32, scale float32) (k int, rest []byte, err error) {
 	k = len(idx)
-	if !full {
-		c, used := binary.Uvarint(src)
-		if used <= 0 || used > 1 && src[used-1] == 0 {
-			return 0, nil, fmt.Errorf("count: %w", errTruncated)
+	if !p.Full {
+		c, after, err := uvarint(src, uint64(k))
+		if err != nil {
+			return 0, nil, fmt.Errorf("count: %w", err)
 		}
-		if c > uint64(k) {
-			return 0, nil, fmt.Errorf("count %d, at most %d", c, k)
-		}
-		k, src = int(c), src[used:]
+		k, src = int(c), after
 	}
-	if src, err = decodeIndices(src, n, idx[:k]); err != nil {
+	if src, err = decodeIndices(src, p.N, idx[:k]); err != nil {
 		return 0, nil, fmt.Errorf("indices: %w", err)
 	}
-	if len(src) < 4*k {
-		return 0, nil, fmt.Errorf("values: %w", errTruncated)
+	if k == 0 {
+		return 0, src, nil
 	}
-	for j := range k {
-		v := math.Float32frombits(binary.LittleEndian.Uint32(src[4*j:]))
-		if v-v != 0 {
-			return 0, nil, fmt.Errorf("value %d is %v", j, v)
+	if p.sendsScale() {
+		if len(src) < 4 {
+			return 0, nil, fmt.Errorf("scale: %w", errTruncated)
 		}
-		val[j] = v
+		scale, src = math.Float32frombits(binary.LittleEndian.Uint32(src)), src[4:]
+		if !(scale >= 0 && scale <= math.MaxFloat32/127) && (p.Values == Int8 || !(scale >= 0 && scale <= math.MaxFloat32)) {
+			return 0, nil, fmt.Errorf("scale is %v", scale)
+		}
 	}
-	return k, src[4*k:], nil
+	if src, err = decodeValues(src, p.Values, val[:k], scale); err != nil {
+		return 0, nil, fmt.Errorf("values: %w", err)
+	}
+	return k, src, nil
+}
+
+func decodeValues(src []byte, c Values, val []float32, scale float32) (rest []byte, err error) {
+	k := len(val)
+	if size := (k*[...]int{32, 16, 8, 1}[c] + 7) / 8; len(src) < size {
+		return nil, errTruncated
+	}
+	switch c {
+	case Float32, Float16:
+		for j := range val {
+			if c == Float32 {
+				val[j] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*j:]))
+			} else {
+				kernels.FromHalf(kernels.F16, val[j:j+1], []uint16{binary.LittleEndian.Uint16(src[2*j:])})
+			}
+			if val[j]-val[j] != 0 {
+				return nil, fmt.Errorf("value %d is %v", j, val[j])
+			}
+		}
+		return src[4/(1+int(c))*k:], nil
+	case Int8:
+		for j := range val {
+			q := int8(src[j])
+			if q == -128 {
+				return nil, fmt.Errorf("value %d is below -127", j)
+			}
+			val[j] = float32(q) * scale
+		}
+		return src[k:], nil
+	default:
+		r := bitReader{b: src}
+		for j := range val {
+			minus, err := r.get(1)
+			if err != nil {
+				return nil, err
+			}
+			if val[j] = scale; minus == 1 {
+				val[j] = -scale
+			}
+		}
+		return r.rest()
+	}
+}
+
+// uvarint reads a minimal varint of at most most.
+func uvarint(src []byte, most uint64) (v uint64, rest []byte, err error) {
+	v, used := binary.Uvarint(src)
+	switch {
+	case used <= 0:
+		return 0, nil, errTruncated
+	case used > 1 && src[used-1] == 0:
+		return 0, nil, errors.New("a varint has a byte too many")
+	case v > most:
+		return 0, nil, fmt.Errorf("%d, at most %d", v, most)
+	}
+	return v, src[used:], nil
 }
 
 // Indices are coded in one of three ways, told apart by a prefix: 0, Rice gaps with the parameter that suits evenly spread indices,

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/kernels"
 )
 
 // draw picks k distinct indices of n, ascending, and finite values.
@@ -37,13 +39,14 @@ func TestSparseRoundTrip(t *testing.T) {
 					continue
 				}
 				idx, val := draw(rng, n, k)
-				b := AppendSparse([]byte{42}, n, full, idx, val)
+				p := &Sparse{N: n, Full: full}
+				b := AppendSparse([]byte{42}, p, idx, val, 0)
 				room := k
 				if !full {
 					room = min(n, k+3)
 				}
 				gi, gv := make([]uint32, room), make([]float32, room)
-				got, rest, err := DecodeSparse(append(b[1:], 7, 8), n, full, gi, gv)
+				got, rest, err := DecodeSparse(append(b[1:], 7, 8), p, gi, gv, 0)
 				require.NoError(t, err, "n=%d k=%d", n, k)
 				require.Equal(t, k, got)
 				require.Equal(t, []byte{7, 8}, rest)
@@ -84,39 +87,86 @@ func TestIndexCostIsNearEntropy(t *testing.T) {
 	}
 }
 
+// payloads are one Sparse of every kind, with entries rounded as a compressor rounds them.
+func payloads(rng *rand.Rand, n, k int) (all []*Sparse, idx []uint32, vals [][]float32, scale float32) {
+	idx, val := draw(rng, n, k)
+	scale = 0.03
+	for _, full := range []bool{true, false} {
+		for v := Float32; v <= Sign; v++ {
+			for _, agreed := range []bool{false, true} {
+				if agreed && v < Int8 {
+					continue
+				}
+				rounded := slices.Clone(val)
+				for j, x := range rounded {
+					switch v {
+					case Float16:
+						var h [1]uint16
+						kernels.ToHalf(kernels.F16, h[:], rounded[j:j+1])
+						kernels.FromHalf(kernels.F16, rounded[j:j+1], h[:])
+					case Int8:
+						rounded[j] = float32(kernels.Int8Level(x, scale)) * scale
+					case Sign:
+						rounded[j] = float32(math.Copysign(float64(scale), float64(x)))
+					}
+				}
+				all, vals = append(all, &Sparse{N: n, Full: full, Values: v, Agreed: agreed}), append(vals, rounded)
+			}
+		}
+	}
+	return all, idx, vals, scale
+}
+
+func TestValuesRoundTrip(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 8))
+	for _, k := range []int{0, 1, 7, 8, 9, 100} {
+		all, idx, vals, scale := payloads(rng, 1000, k)
+		for i, p := range all {
+			b := AppendSparse(nil, p, idx, vals[i], scale)
+			gi, gv := make([]uint32, k), make([]float32, k)
+			got, rest, err := DecodeSparse(b, p, gi, gv, scale)
+			require.NoError(t, err, "%+v", p)
+			require.Equal(t, k, got)
+			require.Empty(t, rest)
+			require.Equal(t, idx, gi)
+			require.Equal(t, vals[i], gv, "what is decoded has the bits of what was sent")
+		}
+	}
+}
+
 func TestHostileSparse(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for _, c := range []struct{ n, k int }{{1000, 5}, {64, 40}, {9, 9}, {100000, 100}} {
-		for _, full := range []bool{true, false} {
-			t.Run(fmt.Sprintf("n=%d/k=%d/full=%v", c.n, c.k, full), func(t *testing.T) {
-				idx, val := draw(rng, c.n, c.k)
-				good := AppendSparse(nil, c.n, full, idx, val)
+		all, idx, vals, scale := payloads(rng, c.n, c.k)
+		for i, p := range all {
+			t.Run(fmt.Sprintf("n=%d/k=%d/full=%v/values=%d/agreed=%v", c.n, c.k, p.Full, p.Values, p.Agreed), func(t *testing.T) {
+				good := AppendSparse(nil, p, idx, vals[i], scale)
 				gi, gv := make([]uint32, c.k), make([]float32, c.k)
 				for cut := range good {
-					_, _, err := DecodeSparse(good[:cut], c.n, full, gi, gv)
+					_, _, err := DecodeSparse(good[:cut], p, gi, gv, scale)
 					require.Error(t, err, "prefix of %d bytes", cut)
 				}
 				for bit := range 8 * len(good) {
 					bad := slices.Clone(good)
 					bad[bit/8] ^= 1 << (bit % 8)
-					checkDecoded(t, bad, c.n, full, gi, gv)
+					checkDecoded(t, bad, p, gi, gv)
 				}
-				require.Zero(t, testing.AllocsPerRun(10, func() { _, _, _ = DecodeSparse(good, c.n, full, gi, gv) }))
+				require.Zero(t, testing.AllocsPerRun(10, func() { _, _, _ = DecodeSparse(good, p, gi, gv, scale) }))
 			})
 		}
 	}
 }
 
 // checkDecoded accepts an error or a well-formed result.
-func checkDecoded(t *testing.T, b []byte, n int, full bool, gi []uint32, gv []float32) {
+func checkDecoded(t *testing.T, b []byte, p *Sparse, gi []uint32, gv []float32) {
 	t.Helper()
-	k, rest, err := DecodeSparse(b, n, full, gi, gv)
+	k, rest, err := DecodeSparse(b, p, gi, gv, 1)
 	if err != nil {
 		return
 	}
 	require.LessOrEqual(t, len(rest), len(b))
 	for j := range k {
-		require.Less(t, int(gi[j]), n)
+		require.Less(t, int(gi[j]), p.N)
 		require.False(t, j > 0 && gi[j] <= gi[j-1], "indices must ascend")
 		require.False(t, gv[j]-gv[j] != 0, "values must be finite")
 	}
@@ -124,17 +174,18 @@ func checkDecoded(t *testing.T, b []byte, n int, full bool, gi []uint32, gv []fl
 
 func FuzzDecodeSparse(f *testing.F) {
 	rng := rand.New(rand.NewPCG(6, 6))
-	for _, full := range []bool{true, false} {
-		idx, val := draw(rng, 500, 20)
-		f.Add(AppendSparse(nil, 500, full, idx, val), 500, 20, full)
-		idx, val = draw(rng, 30, 20)
-		f.Add(AppendSparse(nil, 30, full, idx, val), 30, 20, full)
+	for _, n := range []int{500, 30} {
+		all, idx, vals, scale := payloads(rng, n, 20)
+		for i, p := range all {
+			f.Add(AppendSparse(nil, p, idx, vals[i], scale), n, 20, p.Full, uint8(p.Values), p.Agreed)
+		}
 	}
-	f.Fuzz(func(t *testing.T, b []byte, n, k int, full bool) {
+	f.Fuzz(func(t *testing.T, b []byte, n, k int, full bool, values uint8, agreed bool) {
 		if n < 0 || n > 1<<20 || k < 0 || k > n || k > 1<<12 {
 			t.Skip()
 		}
-		checkDecoded(t, b, n, full, make([]uint32, k), make([]float32, k))
+		p := &Sparse{N: n, Full: full, Values: Values(values % 4), Agreed: agreed}
+		checkDecoded(t, b, p, make([]uint32, k), make([]float32, k))
 	})
 }
 

@@ -325,14 +325,11 @@ func (e *Engine) finish(j *job) error {
 	}
 	for {
 		t0 := time.Now()
-		msgs, err := e.exchange(j)
+		err := e.exchange(j)
 		if err != nil {
 			return err
 		}
 		t1 := time.Now()
-		if err := e.decode(j, msgs); err != nil {
-			return err
-		}
 		left := false
 		for i, sp := range j.spans {
 			if j.payloads[i] == nil {

@@ -1,7 +1,9 @@
 package hooks
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/gradpress/gradpress/collective"
 	"github.com/gradpress/gradpress/compress"
@@ -21,8 +23,10 @@ type job struct {
 	payloads []compress.Payload
 	got      []compress.Received
 	linears  []linear
-	sparses  []sparse
-	msg      []byte
+	gathers  boxes
+	splits   boxes
+	msg      []byte   // for everybody
+	parcels  [][]byte // for each rank
 }
 
 // served is a compressor and the gradients that it serves.
@@ -39,14 +43,28 @@ type linear struct {
 	got  *compress.Received
 }
 
-// sparse is a payload to be gathered, with room for every rank's. Rooms are kept from step to step.
-type sparse struct {
-	name string
-	p    *compress.Sparse
-	got  *compress.Received
-	idx  []kernels.Buf[uint32]
-	val  []kernels.Buf[float32]
-	n    []kernels.Buf[uint32]
+// box is a payload to be gathered or, of a Split, the part for this rank, with room for what every rank sends.
+type box struct {
+	name   string
+	like   compress.Payload // *Sparse or *Packed
+	split  *compress.Split
+	got    *compress.Received
+	idx    []kernels.Buf[uint32]
+	val    []kernels.Buf[float32]
+	n      []kernels.Buf[uint32]
+	packed []kernels.Buf[uint8]
+}
+
+// boxes keep the rooms of earlier steps beyond their length.
+type boxes []box
+
+func (b *boxes) add() *box {
+	if n := len(*b); n < cap(*b) {
+		*b = (*b)[:n+1]
+	} else {
+		*b = append(*b, box{})
+	}
+	return &(*b)[len(*b)-1]
 }
 
 // stage is where devices whose memory the host cannot see are copied to and from, one set a goroutine.
@@ -56,43 +74,84 @@ type stage struct {
 }
 
 type lane struct {
-	idx, n []uint32
-	val    []float32
+	idx, n     []uint32
+	val, scale []float32
+	bytes      []byte
 }
 
-// encode lists the leaves of a round's payloads and encodes all that are to be gathered into one message.
-func (e *Engine) encode(j *job, s kernels.Stream) error {
-	j.linears, j.sparses = j.linears[:0], j.sparses[:0]
+// encode lists the leaves of a round's payloads and encodes all that are to be gathered into one message, all that are to be scattered
+// into one for each rank.
+func (e *Engine) encode(j *job, s kernels.Stream) (err error) {
+	j.linears, j.gathers, j.splits = j.linears[:0], j.gathers[:0], j.splits[:0]
 	for i := range j.spans {
 		sp := &j.spans[i]
 		e.list(j, s, "", j.payloads[i], &j.got[i], sp.grad, sp.set.Parts)
-	}
-	if len(j.sparses) == 0 {
-		return nil
 	}
 	st := &e.stage.back
 	if s == e.front {
 		st = &e.stage.front
 	}
 	j.msg = compress.AppendHeader(j.msg[:0])
-	for i := range j.sparses {
-		p := j.sparses[i].p
-		n, err := kernels.View(e.ctx, s, p.Len, &st.n)
-		if err != nil {
+	for i := range j.gathers {
+		if j.msg, err = e.append(j.msg, j.gathers[i].like, s, st); err != nil {
 			return err
 		}
-		k := int(n[0])
-		idx, err := kernels.View(e.ctx, s, p.Idx.Slice(0, k), &st.idx)
-		if err != nil {
-			return err
+	}
+	if len(j.splits) > 0 && j.parcels == nil {
+		j.parcels = make([][]byte, e.cfg.Data.Size())
+	}
+	for r := range j.parcels {
+		j.parcels[r] = compress.AppendHeader(j.parcels[r][:0])
+		for i := range j.splits {
+			if j.parcels[r], err = e.append(j.parcels[r], &j.splits[i].split.To[r], s, st); err != nil {
+				return err
+			}
 		}
-		val, err := kernels.View(e.ctx, s, p.Val.Slice(0, k), &st.val)
-		if err != nil {
-			return err
-		}
-		j.msg = compress.AppendSparse(j.msg, p.N, p.Full, idx, val)
 	}
 	return nil
+}
+
+// append brings a payload to the host and encodes it.
+func (e *Engine) append(dst []byte, p compress.Payload, s kernels.Stream, st *lane) ([]byte, error) {
+	if p, ok := p.(*compress.Packed); ok {
+		n := p.B.Len()
+		if !p.Full {
+			used, err := kernels.View(e.ctx, s, p.Len, &st.n)
+			if err != nil {
+				return dst, err
+			}
+			n = int(used[0])
+		}
+		b, err := kernels.View(e.ctx, s, p.B.Slice(0, n), &st.bytes)
+		return compress.AppendPacked(dst, p, b), err
+	}
+	q := p.(*compress.Sparse)
+	n, err := kernels.View(e.ctx, s, q.Len, &st.n)
+	if err != nil {
+		return dst, err
+	}
+	k := int(n[0])
+	idx, err := kernels.View(e.ctx, s, q.Idx.Slice(0, k), &st.idx)
+	if err != nil {
+		return dst, err
+	}
+	val, err := kernels.View(e.ctx, s, q.Val.Slice(0, k), &st.val)
+	if err != nil {
+		return dst, err
+	}
+	scale, err := e.scale(q, s, st)
+	return compress.AppendSparse(dst, q, idx, val, scale), err
+}
+
+func (e *Engine) scale(p *compress.Sparse, s kernels.Stream, st *lane) (float32, error) {
+	if p.Scale.Len() == 0 {
+		return 0, nil
+	}
+	x, err := kernels.View(e.ctx, s, p.Scale, &st.scale)
+	if err != nil {
+		return 0, err
+	}
+	return x[0], nil
 }
 
 // list walks a payload and, beside it, the place for what will be received.
@@ -119,14 +178,14 @@ func (e *Engine) list(j *job, s kernels.Stream, name string, p compress.Payload,
 			j.linears = append(j.linears, linear{out, kernels.F32, got})
 			return
 		}
-		// Beyond the length lie the rooms of earlier steps.
-		if n := len(j.sparses); n < cap(j.sparses) {
-			j.sparses = j.sparses[:n+1]
-		} else {
-			j.sparses = append(j.sparses, sparse{})
-		}
-		leaf := &j.sparses[len(j.sparses)-1]
-		leaf.name, leaf.p, leaf.got = name, p, got
+		b := j.gathers.add()
+		b.name, b.like, b.got = name, p, got
+	case *compress.Packed:
+		b := j.gathers.add()
+		b.name, b.like, b.got = name, p, got
+	case *compress.Split:
+		b := j.splits.add()
+		b.name, b.like, b.split, b.got = name, &p.To[e.cfg.Data.Rank()], p, got
 	default:
 		panic(fmt.Sprintf("hooks: payload of type %T", p))
 	}
@@ -135,24 +194,42 @@ func (e *Engine) list(j *job, s kernels.Stream, name string, p compress.Payload,
 // goesDense tells, from what all ranks know, that decoding all ranks' entries would touch more than the whole tensor.
 func (e *Engine) goesDense(p *compress.Sparse) bool { return e.cfg.Data.Size()*p.Idx.Len() >= p.N }
 
-// exchange runs one round's collectives: an all-reduce for each wire type, and one gather.
-func (e *Engine) exchange(j *job) (msgs [][]byte, err error) {
+// exchange runs one round's collectives: an all-reduce for each wire type, one gather, one all-to-all. What came is valid until the next.
+func (e *Engine) exchange(j *job) error {
 	bytes := 0
 	for wire := kernels.F32; wire <= kernels.BF16; wire++ {
 		n, err := e.reduce(j, wire)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		bytes += n * wire.Bytes()
 	}
-	if len(j.sparses) > 0 {
+	if len(j.gathers) > 0 {
 		bytes += len(j.msg)
-		if msgs, err = e.cfg.Data.AllGather(e.ctx, j.msg); err != nil {
-			return nil, err
+		msgs, err := e.cfg.Data.AllGather(e.ctx, j.msg)
+		if err != nil {
+			return err
+		}
+		if err := e.decode(j.gathers, msgs); err != nil {
+			return err
+		}
+	}
+	if len(j.splits) > 0 {
+		for r, b := range j.parcels {
+			if r != e.cfg.Data.Rank() { // what a rank keeps it does not offer
+				bytes += len(b)
+			}
+		}
+		msgs, err := e.cfg.Data.AllToAll(e.ctx, j.parcels)
+		if err != nil {
+			return err
+		}
+		if err := e.decode(j.splits, msgs); err != nil {
+			return err
 		}
 	}
 	e.count(func(s *Stats) { s.PayloadBytes += int64(bytes) })
-	return msgs, nil
+	return nil
 }
 
 // reduce averages everything that travels in one wire type, in place where it lies end to end, and returns how many elements it had.
@@ -218,9 +295,10 @@ func (e *Engine) fuse(j *job, wire kernels.DType, n int) (kernels.Buf[float32], 
 }
 
 // decode turns every rank's message into what the compressors receive. An error names the rank and the tensor.
-func (e *Engine) decode(j *job, msgs [][]byte) error {
-	for i := range j.sparses {
-		if err := e.room(&j.sparses[i]); err != nil {
+func (e *Engine) decode(list boxes, msgs [][]byte) error {
+	t0 := time.Now()
+	for i := range list {
+		if err := e.room(&list[i]); err != nil {
 			return err
 		}
 	}
@@ -229,49 +307,81 @@ func (e *Engine) decode(j *job, msgs [][]byte) error {
 		if err != nil {
 			return fmt.Errorf("hooks: payload of rank %d: %w", r, err)
 		}
-		for i := range j.sparses {
-			if rest, err = e.decodeSparse(&j.sparses[i], r, rest); err != nil {
-				return fmt.Errorf("hooks: payload of rank %d: %s: %w", r, j.sparses[i].name, err)
+		for i := range list {
+			if rest, err = e.unpack(&list[i], r, rest); err != nil {
+				return fmt.Errorf("hooks: payload of rank %d: %s: %w", r, list[i].name, err)
 			}
 		}
 		if len(rest) != 0 {
 			return fmt.Errorf("hooks: payload of rank %d: %d bytes too long", r, len(rest))
 		}
 	}
+	e.count(func(s *Stats) {
+		s.Decode += time.Since(t0)
+		s.Exchange -= time.Since(t0) // within which this happened
+	})
 	return nil
 }
 
-// room makes place for every rank's entries.
-func (e *Engine) room(l *sparse) error {
-	size, k := e.cfg.Data.Size(), l.p.Idx.Len()
-	if l.idx == nil {
-		l.idx, l.val, l.n = make([]kernels.Buf[uint32], size), make([]kernels.Buf[float32], size), make([]kernels.Buf[uint32], size)
+// room makes place for every rank's payload.
+func (e *Engine) room(b *box) error {
+	size, dev := e.cfg.Data.Size(), e.cfg.Dev
+	if p, ok := b.like.(*compress.Packed); ok {
+		if b.packed == nil {
+			b.packed = make([]kernels.Buf[uint8], size)
+		}
+		if cap(b.got.Packed) < size {
+			b.got.Packed = make([]kernels.Buf[uint8], size)
+		}
+		b.got.Packed = b.got.Packed[:size]
+		for r := range b.packed {
+			if err := kernels.Resize(dev, &b.packed[r], p.B.Len()); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	if cap(l.got.Sparse) < size {
-		l.got.Sparse = make([]compress.Sparse, size)
+	k := b.like.(*compress.Sparse).Idx.Len()
+	if b.idx == nil {
+		b.idx, b.val, b.n = make([]kernels.Buf[uint32], size), make([]kernels.Buf[float32], size), make([]kernels.Buf[uint32], size)
 	}
+	if cap(b.got.Sparse) < size {
+		b.got.Sparse = make([]compress.Sparse, size)
+	}
+	b.got.Sparse, b.got.Scale = b.got.Sparse[:size], 1/float32(size)
 	for r := range size {
-		if err := kernels.Resize(e.cfg.Dev, &l.idx[r], k); err != nil {
-			return err
-		}
-		if err := kernels.Resize(e.cfg.Dev, &l.val[r], k); err != nil {
-			return err
-		}
-		if err := kernels.Resize(e.cfg.Dev, &l.n[r], 1); err != nil {
+		err := errors.Join(kernels.Resize(dev, &b.idx[r], k), kernels.Resize(dev, &b.val[r], k), kernels.Resize(dev, &b.n[r], 1))
+		if err != nil {
 			return err
 		}
 	}
-	l.got.Sparse, l.got.Scale = l.got.Sparse[:size], 1/float32(size)
 	return nil
 }
 
-func (e *Engine) decodeSparse(l *sparse, r int, src []byte) (rest []byte, err error) {
-	k, st := l.p.Idx.Len(), &e.stage.back
-	idx, val := l.idx[r].Slice(0, k), l.val[r].Slice(0, k)
-	got := 0
+// unpack decodes what rank r sent for one box, and returns what follows it.
+func (e *Engine) unpack(b *box, r int, src []byte) (rest []byte, err error) {
+	st, got := &e.stage.back, 0
+	if p, ok := b.like.(*compress.Packed); ok {
+		err = kernels.Fill(e.back, b.packed[r].Slice(0, p.B.Len()), &st.bytes, func(x []byte) (err error) {
+			got, rest, err = compress.DecodePacked(src, p, x)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		b.got.Packed[r] = b.packed[r].Slice(0, got)
+		return rest, nil
+	}
+	p := b.like.(*compress.Sparse)
+	scale, err := e.scale(p, e.back, st)
+	if err != nil {
+		return nil, err
+	}
+	k := p.Idx.Len()
+	idx, val := b.idx[r].Slice(0, k), b.val[r].Slice(0, k)
 	err = kernels.Fill(e.back, idx, &st.idx, func(i []uint32) error {
 		return kernels.Fill(e.back, val, &st.val, func(v []float32) (err error) {
-			got, rest, err = compress.DecodeSparse(src, l.p.N, l.p.Full, i, v)
+			got, rest, err = compress.DecodeSparse(src, p, i, v, scale)
 			return err
 		})
 	})
@@ -279,7 +389,7 @@ func (e *Engine) decodeSparse(l *sparse, r int, src []byte) (rest []byte, err er
 		return nil, err
 	}
 	st.n = append(st.n[:0], uint32(got))
-	kernels.Write(e.back, l.n[r], st.n)
-	l.got.Sparse[r] = compress.Sparse{N: l.p.N, Full: l.p.Full, Idx: idx, Val: val, Len: l.n[r]}
+	kernels.Write(e.back, b.n[r], st.n)
+	b.got.Sparse[r] = compress.Sparse{N: p.N, Idx: idx, Val: val, Len: b.n[r]}
 	return rest, nil
 }

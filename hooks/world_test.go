@@ -38,7 +38,9 @@ func method(t testing.TB, text string) compress.Method {
 
 func compressed(t testing.TB, text string) hookMaker {
 	m := method(t, text)
-	return func(ctx context.Context, cfg hooks.Config) (*hooks.Engine, error) { return hooks.Compressed(ctx, cfg, m) }
+	return func(ctx context.Context, cfg hooks.Config) (*hooks.Engine, error) {
+		return hooks.Compressed(ctx, cfg, m)
+	}
 }
 
 func newWorld(t testing.TB, size int, dev kernels.Device, bucketBytes int, params []ddp.Param, mk hookMaker, wrap func(rank int, g collective.Group) collective.Group) *world {

@@ -70,8 +70,10 @@ func (c *Cluster) Step(grads [][]float32) (means, left [][]float32) {
 	return means, left
 }
 
-func (c *Cluster) buf(r int, x []float32) kernels.Buf[float32] {
-	b, err := kernels.NewBuf[float32](c.Streams[r].Device(), len(x))
+func (c *Cluster) buf(r int, x []float32) kernels.Buf[float32] { return buf(c, r, x) }
+
+func buf[E kernels.Elem](c *Cluster, r int, x []E) kernels.Buf[E] {
+	b, err := kernels.NewBuf[E](c.Streams[r].Device(), len(x))
 	require.NoError(c.T, err)
 	kernels.Write(c.Streams[r], b, x)
 	return b
@@ -129,10 +131,21 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 			got[r].Scale = 1 / float32(n)
 		}
 		for from, p := range payloads {
-			b := c.encode(from, p.(*compress.Sparse))
+			b := c.encodeSparse(from, p.(*compress.Sparse))
 			for r := range got {
-				mine := payloads[r].(*compress.Sparse)
-				got[r].Sparse = append(got[r].Sparse, c.decode(r, b, mine))
+				got[r].Sparse = append(got[r].Sparse, c.decodeSparse(r, b, payloads[r].(*compress.Sparse)))
+			}
+		}
+	case *compress.Packed:
+		for from, p := range payloads {
+			for r := range got {
+				got[r].Packed = append(got[r].Packed, c.pass(from, r, p.(*compress.Packed), payloads[r].(*compress.Packed)))
+			}
+		}
+	case *compress.Split:
+		for from, p := range payloads {
+			for r := range got {
+				got[r].Packed = append(got[r].Packed, c.pass(from, r, &p.(*compress.Split).To[r], &payloads[r].(*compress.Split).To[r]))
 			}
 		}
 	default:
@@ -141,30 +154,44 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 	return got
 }
 
-func (c *Cluster) encode(r int, p *compress.Sparse) []byte {
+func (c *Cluster) encodeSparse(r int, p *compress.Sparse) []byte {
 	s := c.Streams[r]
 	k := int(read(c.T, s, p.Len)[0])
 	require.True(c.T, !p.Full || k == p.Idx.Len(), "a full payload must be full")
 	idx := read(c.T, s, p.Idx)[:k]
 	c.Sent[r] = append(c.Sent[r], idx...)
-	return compress.AppendSparse(nil, p.N, p.Full, idx, read(c.T, s, p.Val)[:k])
+	return compress.AppendSparse(nil, p, idx, read(c.T, s, p.Val)[:k], c.scale(r, p))
 }
 
-func (c *Cluster) decode(r int, b []byte, like *compress.Sparse) compress.Sparse {
+func (c *Cluster) scale(r int, p *compress.Sparse) float32 {
+	if p.Scale.Len() == 0 {
+		return 0
+	}
+	return c.read(r, p.Scale)[0]
+}
+
+func (c *Cluster) decodeSparse(r int, b []byte, like *compress.Sparse) compress.Sparse {
 	room := like.Idx.Len()
 	idx, val := make([]uint32, room), make([]float32, room)
-	k, rest, err := compress.DecodeSparse(b, like.N, like.Full, idx, val)
+	k, rest, err := compress.DecodeSparse(b, like, idx, val, c.scale(r, like))
 	require.NoError(c.T, err)
 	require.Empty(c.T, rest)
-	dev, s := c.Streams[r].Device(), c.Streams[r]
-	p := compress.Sparse{N: like.N, Full: like.Full, Val: c.buf(r, val)}
-	p.Idx, err = kernels.NewBuf[uint32](dev, room)
+	return compress.Sparse{N: like.N, Idx: buf(c, r, idx), Val: c.buf(r, val), Len: buf(c, r, []uint32{uint32(k)})}
+}
+
+// pass carries a Packed from one rank to another.
+func (c *Cluster) pass(from, to int, p, like *compress.Packed) kernels.Buf[uint8] {
+	require.Equal(c.T, like.B.Len(), p.B.Len(), "room must be equal on all ranks")
+	b := read(c.T, c.Streams[from], p.B)
+	if !p.Full {
+		b = b[:read(c.T, c.Streams[from], p.Len)[0]]
+	}
+	out := make([]byte, like.B.Len())
+	n, rest, err := compress.DecodePacked(compress.AppendPacked(nil, p, b), like, out)
 	require.NoError(c.T, err)
-	p.Len, err = kernels.NewBuf[uint32](dev, 1)
-	require.NoError(c.T, err)
-	kernels.Write(s, p.Idx, idx)
-	kernels.Write(s, p.Len, []uint32{uint32(k)})
-	return p
+	require.Empty(c.T, rest)
+	require.Equal(c.T, b, out[:n])
+	return buf(c, to, out[:n])
 }
 
 // State reads the float32 state "part/name" of every rank, or of the parts laid end to end when part is empty.
