@@ -26,10 +26,10 @@ type languageModel struct {
 
 	params []*Param
 
-	ids, labels []int32   // of the batch, time first
-	scores      []float32 // T*batch x vocab, then their gradient
-	dh          []float32 // gradient of a layer's output, T x batch x hidden
-	dx          []float32 // gradient of a layer's input
+	ids    []int32   // of the batch under way
+	scores []float32 // T*batch x vocab, then their gradient
+	dh     []float32 // gradient of a layer's output, T x batch x hidden
+	dx     []float32 // gradient of a layer's input
 }
 
 // NewLSTM makes a language model: an embedding, LSTM layers and a linear decoder that predicts the
@@ -90,7 +90,7 @@ func (m *languageModel) check(b Batch) error {
 func (m *languageModel) forward(b Batch, states []lstmState) {
 	rows := len(b.Tokens)
 	steps := rows / b.Size
-	m.ids, m.labels = timeFirst(m.ids[:0], b.Tokens, steps), timeFirst(m.labels[:0], b.Labels, steps)
+	m.ids = b.Tokens
 	m.embedding.forward(m.ids, m.layers[0].input(steps, b.Size))
 	for i, l := range m.layers {
 		l.forward(steps, b.Size, &states[i])
@@ -104,23 +104,13 @@ func (m *languageModel) forward(b Batch, states []lstmState) {
 	m.decoder.forward(rows, m.scores)
 }
 
-// timeFirst appends the transpose of rows of steps ids to to.
-func timeFirst(to, ids []int32, steps int) []int32 {
-	for t := range steps {
-		for i := t; i < len(ids); i += steps {
-			to = append(to, ids[i])
-		}
-	}
-	return to
-}
-
 func (m *languageModel) Step(b Batch, ready func(i int) error) (float64, error) {
 	if err := m.check(b); err != nil {
 		return 0, err
 	}
 	m.forward(b, m.train)
 	rows := len(b.Tokens)
-	loss, _ := crossEntropy(m.scores, m.cfg.Vocab, m.labels, 1/float32(rows))
+	loss, _ := crossEntropy(m.scores, m.cfg.Vocab, b.Labels, 1/float32(rows))
 	if err := m.backward(rows/b.Size, b.Size, countdown{ready, len(m.params)}); err != nil {
 		return 0, err
 	}
@@ -154,6 +144,6 @@ func (m *languageModel) Eval(b Batch) (loss float64, correct, count int) {
 		panic(err)
 	}
 	m.forward(b, m.eval)
-	loss, correct = crossEntropy(m.scores, m.cfg.Vocab, m.labels, 1)
+	loss, correct = crossEntropy(m.scores, m.cfg.Vocab, b.Labels, 1)
 	return loss, correct, len(b.Labels)
 }

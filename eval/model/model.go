@@ -25,7 +25,7 @@ type Buffer struct {
 }
 
 // Batch is one mini-batch. Images: X is Size x channels x height x width, Labels has Size classes.
-// Text: Tokens is Size x T input ids and Labels is Size x T ids of the tokens that follow.
+// Text: Tokens is T x Size input ids, time first, and Labels is T x Size ids of the tokens that follow.
 type Batch struct {
 	Size           int
 	X              []float32
