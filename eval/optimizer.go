@@ -52,7 +52,11 @@ func (o *sgd) step(lr float64) {
 	}
 }
 
-// cosine is the learning rate at a step of steps: from lr to zero along half a cosine.
-func cosine(lr float64, step, steps int) float64 {
-	return lr * 0.5 * (1 + math.Cos(math.Pi*float64(step)/float64(steps)))
+// rate is the learning rate at a step: up to LR over the first steps where the task wants that, and from LR to zero along half a cosine.
+func (s Settings) rate(step int) float64 {
+	lr := s.LR * 0.5 * (1 + math.Cos(math.Pi*float64(step)/float64(s.Steps)))
+	if rise := s.Rise * float64(s.Steps); float64(step) < rise {
+		lr *= float64(step+1) / (rise + 1)
+	}
+	return lr
 }

@@ -18,7 +18,8 @@ type Settings struct {
 	Workers     int
 	Batch       int // examples a worker and step
 	Steps       int
-	LR          float64 // at the start; it falls to zero along a cosine
+	LR          float64 // it falls to zero along a cosine
+	Rise        float64 // share of the steps over which it first rises to LR
 	Momentum    float64
 	WeightDecay float64
 	Seed        uint64
@@ -62,7 +63,7 @@ func FindTask(name string) (Task, error) {
 	if depth, err := strconv.Atoi(strings.TrimPrefix(net, "resnet")); err == nil && strings.HasPrefix(net, "resnet") && depth >= 8 && depth <= 1202 && depth%6 == 2 {
 		switch data {
 		case "glyphs":
-			return imageTask(name, depth, dataset.Glyphs, Settings{Batch: 8, Steps: 300, LR: 0.1, Momentum: 0.9, WeightDecay: 1e-4}), nil
+			return imageTask(name, depth, dataset.Glyphs, Settings{Batch: 4, Steps: 700, LR: 0.1, Momentum: 0.9, WeightDecay: 1e-4}), nil
 		case "cifar10":
 			return imageTask(name, depth, dataset.CIFAR10, Settings{Batch: 32, Steps: 1500, LR: 0.1, Momentum: 0.9, WeightDecay: 1e-4}), nil
 		}
@@ -71,10 +72,10 @@ func FindTask(name string) (Task, error) {
 		switch data {
 		case "markov":
 			return textTask(name, dataset.Markov, model.LSTMConfig{Embed: 32, Hidden: 96, Layers: 1}, 32,
-				Settings{Batch: 8, Steps: 300, LR: 1, Momentum: 0.9}), nil
+				Settings{Batch: 4, Steps: 800, LR: 2, Rise: 0.05, Momentum: 0.9}), nil
 		case "shakespeare":
 			return textTask(name, dataset.Shakespeare, model.LSTMConfig{Embed: 64, Hidden: 256, Layers: 2}, 64,
-				Settings{Batch: 8, Steps: 1000, LR: 1, Momentum: 0.9}), nil
+				Settings{Batch: 4, Steps: 1000, LR: 2, Rise: 0.05, Momentum: 0.9}), nil
 		}
 	}
 	return Task{}, fmt.Errorf("no task %q; there are %s", name, TaskNames)

@@ -94,7 +94,7 @@ func worker(ctx context.Context, seat Seat, p Problem, m compress.Method, s Sett
 		}
 		t.Backward += t1.Sub(t0)
 		t.Wait += time.Since(t1)
-		opt.step(cosine(s.LR, step, s.Steps))
+		opt.step(s.rate(step))
 		if step >= s.Steps-tail {
 			lossTail += loss / float64(tail)
 		}

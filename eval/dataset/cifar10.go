@@ -29,7 +29,7 @@ type cifarSpec struct {
 }
 
 // The size is that of the file; the MD5 on the publisher's page is c32a1d4ab5d03f1284b67883e8d87530, and
-// the SHA-256 of the file with that MD5 is the one that TensorFlow Datasets and Julia's MLDatasets check.
+// the SHA-256 goes with it in several public packages that load the set.
 var cifar10 = cifarSpec{
 	perFile: 10_000,
 	archive: remote{
