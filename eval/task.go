@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/eval/dataset"
 	"github.com/gradpress/gradpress/eval/model"
 )
@@ -31,6 +32,8 @@ type Task struct {
 	Metric   string // "accuracy", a fraction of 1, or "perplexity"
 	Lower    bool   // the metric is better when lower
 	Defaults Settings
+	// Prefer are method settings that suit the task; what the user writes wins.
+	Prefer []compress.Setting
 	Load     func(context.Context, dataset.Options) (Problem, error)
 }
 
@@ -89,7 +92,9 @@ func imageTask(name string, depth int, load func(context.Context, dataset.Option
 }
 
 func textTask(name string, load func(context.Context, dataset.Options) (*dataset.Text, error), net model.LSTMConfig, length int, s Settings) Task {
-	return Task{Name: name, Metric: "perplexity", Lower: true, Defaults: s, Load: func(ctx context.Context, o dataset.Options) (Problem, error) {
+	// Recurrent networks need their gradients clipped, and DGC clips before it accumulates (Lin et al. 2018, section 3.2).
+	prefer := []compress.Setting{{Key: "clip", Value: "1"}}
+	return Task{Name: name, Metric: "perplexity", Lower: true, Defaults: s, Prefer: prefer, Load: func(ctx context.Context, o dataset.Options) (Problem, error) {
 		d, err := load(ctx, o)
 		if err != nil {
 			return nil, err

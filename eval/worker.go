@@ -3,7 +3,6 @@ package eval
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -37,6 +36,7 @@ type tally struct {
 	Loss           float64
 	Correct, Count int64
 	TrainLoss      float64 // mean over the last tenth of the steps
+	Weights        uint64  // a hash of the replica
 }
 
 // worker trains one replica. It returns every rank's tally in rank order.
@@ -110,6 +110,8 @@ func worker(ctx context.Context, seat Seat, p Problem, m compress.Method, s Sett
 	t.StateBytes, t.NonFinite = int64(engine.StateBytes()), whole.NonFinite
 	t.Compress, t.Exchange, t.Decode = whole.Compress, whole.Exchange, whole.Decode
 	t.TrainLoss = lossTail
+
+	t.Weights = hash(net.Params())
 
 	if err := shareBuffers(ctx, seat, net); err != nil {
 		return nil, err
@@ -190,11 +192,24 @@ func gather(ctx context.Context, seat Seat, mine tally) ([]tally, error) {
 		return nil, err
 	}
 	all := make([]tally, len(msgs))
-	var bad []error
 	for r, b := range msgs {
 		if n, err := binary.Decode(b, binary.LittleEndian, &all[r]); err != nil || n != len(b) {
-			bad = append(bad, fmt.Errorf("rank %d reports %d bytes of results, want %d: do all ranks run the same program?", r, len(b), len(raw)))
+			return nil, fmt.Errorf("eval: rank %d reports %d bytes of results, want %d: do all ranks run the same program?", r, len(b), len(raw))
+		}
+		if all[r].Weights != all[0].Weights {
+			return nil, fmt.Errorf("eval: rank %d ends with other weights than rank 0: the exchange is broken", r)
 		}
 	}
-	return all, errors.Join(bad...)
+	return all, nil
+}
+
+// hash is FNV-1a over the bits of all weights.
+func hash(params []*model.Param) uint64 {
+	h := uint64(14695981039346656037)
+	for _, p := range params {
+		for _, w := range p.W {
+			h = (h ^ uint64(math.Float32bits(w))) * 1099511628211
+		}
+	}
+	return h
 }

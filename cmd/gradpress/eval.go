@@ -229,7 +229,7 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 			return nil, usageError{err}
 		}
 		j := job{task: t, settings: s}
-		if j.methods, err = parseMethods(texts, s); err != nil {
+		if j.methods, err = parseMethods(texts, t, s); err != nil {
 			return nil, err
 		}
 		jobs = append(jobs, j)
@@ -256,11 +256,11 @@ func splitMethods(list string) ([]string, error) {
 }
 
 // parseMethods reads the methods with what the trainer prefers, dense first, each once.
-func parseMethods(texts []string, s eval.Settings) ([]compress.Method, error) {
-	prefer := []compress.Setting{
+func parseMethods(texts []string, t eval.Task, s eval.Settings) ([]compress.Method, error) {
+	prefer := append([]compress.Setting{
 		{Key: "momentum", Value: strconv.FormatFloat(s.Momentum, 'g', -1, 64)},
 		{Key: "warmup", Value: strconv.Itoa(s.Steps / 5)},
-	}
+	}, t.Prefer...)
 	registry := all.Methods()
 	var dense, others []compress.Method
 	seen := map[string]bool{}
@@ -299,7 +299,7 @@ func (f *evalFlags) load(ctx context.Context, j *job, set func(string) bool, sho
 	for i, m := range j.methods {
 		texts[i] = m.Text
 	}
-	j.methods, err = parseMethods(texts, *s)
+	j.methods, err = parseMethods(texts, j.task, *s)
 	return err
 }
 

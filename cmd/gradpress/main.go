@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -29,10 +30,10 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:]))
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-func run(ctx context.Context, args []string) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:   "gradpress",
 		Short: "Gradient compression for distributed data-parallel training",
@@ -54,11 +55,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	})
 	root.AddCommand(evalCommand(), runCommand(), methodsCommand())
 	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return done
 	}
-	fmt.Fprintln(os.Stderr, "gradpress:", err)
+	fmt.Fprintln(stderr, "gradpress:", err)
 	var usage usageError
 	var method *compress.ParseError
 	if errors.As(err, &usage) || errors.As(err, &method) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,7 +9,7 @@ import (
 )
 
 func runCommand() *cobra.Command {
-	o := launch.Options{Stdout: os.Stdout, Stderr: os.Stderr}
+	o := launch.Options{PlainRank0: true}
 	cmd := &cobra.Command{
 		Use:   "run -n N -- COMMAND [ARG ...]",
 		Short: "Start N ranks of a command on this machine",
@@ -31,8 +30,7 @@ through as it is, so that it can be piped; everything else goes to standard erro
 			if o.MasterPort < 0 || o.MasterPort > 65535 {
 				return usagef("--port is %d, want 1 to 65535, or 0 for any free one", o.MasterPort)
 			}
-			o.Args = args
-			o.PlainRank0 = true
+			o.Args, o.Stdout, o.Stderr = args, cmd.OutOrStdout(), cmd.ErrOrStderr()
 			return launch.Run(cmd.Context(), o)
 		},
 	}

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/eval"
+)
+
+// With this variable set the test binary is the program.
+const asProgram = "GRADPRESS_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// call runs the command line in this process.
+func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var o, e bytes.Buffer
+	code = run(ctx, args, &o, &e)
+	return code, o.String(), e.String()
+}
+
+// program is the command line as a process of its own.
+func program(t *testing.T, env []string, args ...string) *exec.Cmd {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+	return cmd
+}
+
+func TestWrongUsage(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"evil"}, []string{`"evil"`, "eval"}},
+		{[]string{"eval", "--flag"}, []string{"--flag"}},
+		{[]string{"eval", "extra"}, []string{`"extra"`}},
+		{[]string{"eval", "--task", "resnet9-glyphs"}, []string{"resnet9-glyphs", "resnetD-glyphs", "lstm-markov"}},
+		{[]string{"eval", "--methods", "gzip"}, []string{`"gzip"`, "dense", "topk", "dgc"}},
+		{[]string{"eval", "--methods", "dgc:rate=1"}, []string{`"rate"`, "ratio", "momentum"}},
+		{[]string{"eval", "--methods", "dgc:ratio=2"}, []string{"ratio", "(0, 1]"}},
+		{[]string{"eval", "--methods", "dgc:ratio=x"}, []string{"ratio=x", "number"}},
+		{[]string{"eval", "--methods", "ratio=0.1"}, []string{"ratio=0.1", "no method"}},
+		{[]string{"eval", "--methods", "dense,ratio=0.1"}, []string{"ratio=0.1"}},
+		{[]string{"eval", "--methods", "topk,topk"}, []string{"twice"}},
+		{[]string{"eval", "--methods", ""}, []string{`""`, "dense"}},
+		{[]string{"eval", "--workers", "0"}, []string{"workers", "1 to 1024"}},
+		{[]string{"eval", "--steps", "0"}, []string{"steps"}},
+		{[]string{"eval", "--steps", "ten"}, []string{"ten"}},
+		{[]string{"eval", "--steps", "1", "--epochs", "1"}, []string{"--epochs"}},
+		{[]string{"eval", "--epochs", "-1"}, []string{"--epochs"}},
+		{[]string{"eval", "--lr", "-1"}, []string{"learning rate"}},
+		{[]string{"eval", "--batch", "0"}, []string{"batch"}},
+		{[]string{"eval", "--momentum", "1"}, []string{"momentum", "[0, 1)"}},
+		{[]string{"eval", "--train-limit", "-5"}, []string{"--train-limit"}},
+		{[]string{"eval", "--bucket-mb", "-1"}, []string{"--bucket-mb"}},
+		{[]string{"eval", "--timeout", "0s"}, []string{"--timeout"}},
+		{[]string{"eval", "--profile", "disk"}, []string{"disk", "cpu or mem"}},
+		{[]string{"run"}, []string{"command"}},
+		{[]string{"run", "-n", "0", "--", "true"}, []string{"-n", "1 to 1024"}},
+		{[]string{"run", "--port", "70000", "--", "true"}, []string{"--port"}},
+		{[]string{"methods", "dgc"}, []string{`"dgc"`}},
+	} {
+		code, out, err := call(t, c.args...)
+		require.Equal(t, wrongUsage, code, "%q", c.args)
+		require.Empty(t, out)
+		for _, w := range c.want {
+			require.Contains(t, err, w, "%q", c.args)
+		}
+	}
+}
+
+func TestSplitMethods(t *testing.T) {
+	got, err := splitMethods("dense, dgc:ratio=0.001,momentum=0.5,topk,dgc:ratio=1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"dense", "dgc:ratio=0.001,momentum=0.5", "topk", "dgc:ratio=1"}, got)
+}
+
+func TestHelpAndMethods(t *testing.T) {
+	for _, args := range [][]string{{}, {"--help"}, {"eval", "--help"}, {"run", "--help"}, {"methods"}} {
+		code, out, _ := call(t, args...)
+		require.Equal(t, done, code)
+		require.NotEmpty(t, out)
+	}
+	_, out, _ := call(t, "methods", "--json")
+	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
+		var m struct{ Name, Doc string }
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
+		require.NotEmpty(t, m.Name)
+		require.NotEmpty(t, m.Doc)
+	}
+}
+
+func TestMissingAndCorruptData(t *testing.T) {
+	dir := t.TempDir()
+	code, _, err := call(t, "eval", "--task", "lstm-shakespeare", "--data", dir, "--out", dir)
+	require.Equal(t, failed, code)
+	require.Contains(t, err, dir)
+	require.Contains(t, err, "tinyshakespeare.txt")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "cifar-10-binary.tar.gz"), []byte("not an archive"), 0o666))
+	code, _, err = call(t, "eval", "--task", "resnet8-cifar10", "--data", dir, "--out", dir)
+	require.Equal(t, failed, code)
+	require.Contains(t, err, "cifar-10-binary.tar.gz")
+}
+
+var quick = []string{"--task", "lstm-markov", "--steps", "20", "--batch", "2", "--train-limit", "20000"}
+
+func TestEvalWritesRecords(t *testing.T) {
+	out := t.TempDir()
+	code, table, progress := call(t, append([]string{"eval", "--workers", "2", "--methods", "dgc:ratio=0.01,dense", "--out", out}, quick...)...)
+	require.Equal(t, done, code, progress)
+	require.Less(t, strings.Index(table, "dense"), strings.Index(table, "dgc:ratio"), "dense runs first")
+	require.Contains(t, table, "entropy allows")
+	require.Contains(t, progress, "perplexity")
+	md, err := os.ReadFile(filepath.Join(out, "table.md"))
+	require.NoError(t, err)
+	require.Contains(t, string(md), "| lstm-markov | dgc:ratio=0.01 |")
+
+	code, stdout, _ := call(t, append([]string{"eval", "--workers", "2", "--methods", "topk", "--json", "--out", out}, quick...)...)
+	require.Equal(t, done, code)
+	var rec map[string]any
+	require.NoError(t, json.Unmarshal([]byte(stdout), &rec), "one object and nothing else")
+	for _, key := range []string{"task", "method", "workers", "steps", "metric", "final_metric", "dense_metric", "payload_ratio", "wire_ratio", "bytes_per_step", "dense_bytes_per_step", "seconds"} {
+		require.Contains(t, rec, key)
+	}
+	require.Nil(t, rec["dense_metric"], "there was no dense run")
+	lines, err := os.ReadFile(filepath.Join(out, "runs.jsonl"))
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(string(lines), "\n"), "records of earlier calls are kept")
+}
+
+func TestEpochsAndProfile(t *testing.T) {
+	out := t.TempDir()
+	code, stdout, errs := call(t, "eval", "--task", "lstm-markov", "--epochs", "0.5", "--train-limit", "5120", "--workers", "2", "--batch", "2", "--methods", "dgc", "--json", "--out", out, "--profile", "cpu")
+	require.Equal(t, done, code, errs)
+	var rec eval.Record
+	require.NoError(t, json.Unmarshal([]byte(stdout), &rec))
+	require.Equal(t, 20, rec.Steps, "5120 tokens are 40 steps of 2 x 2 streams of 32")
+	require.Equal(t, 4, rec.Warmup, "a fifth of the steps, also where those come from epochs")
+	require.FileExists(t, filepath.Join(out, "cpu.pprof"))
+}
+
+// Ranks that are processes and meet over TCP end with the same bits as workers in one process.
+func TestLaunchedRanksEqualWorkers(t *testing.T) {
+	args := append([]string{"eval", "--methods", "dgc", "--json", "--out", t.TempDir()}, quick...)
+	_, one, _ := call(t, append(args, "--workers", "2")...)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := program(t, nil, append([]string{"run", "-n", "2", "--", exe}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	two, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	var a, b eval.Record
+	require.NoError(t, json.Unmarshal([]byte(one), &a))
+	require.NoError(t, json.Unmarshal(two, &b), "%q", two)
+	require.Equal(t, *a.HeldOutLoss, *b.HeldOutLoss)
+	require.Equal(t, a.Bytes, b.Bytes)
+	require.Contains(t, stderr.String(), "[rank 0] lstm-markov  dgc")
+}
+
+func TestConflictingWorldSize(t *testing.T) {
+	for _, c := range []struct {
+		env  []string
+		args []string
+		want string
+	}{
+		{[]string{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}, []string{"--workers", "3"}, "WORLD_SIZE is 2"},
+		{[]string{"RANK=5", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}, nil, "RANK"},
+		{[]string{"RANK=0"}, nil, "WORLD_SIZE"},
+	} {
+		out, err := program(t, c.env, append([]string{"eval"}, c.args...)...).CombinedOutput()
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit)
+		require.Equal(t, wrongUsage, exit.ExitCode(), "%s", out)
+		require.Contains(t, string(out), c.want)
+	}
+}
+
+func freePort(t *testing.T) int {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func rankEnv(rank, size, port int) []string {
+	return []string{fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", size), "MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port)}
+}
+
+func TestRankThatNeverComes(t *testing.T) {
+	args := append([]string{"eval", "--methods", "dgc", "--timeout", "2s", "--out", t.TempDir()}, quick...)
+	out, err := program(t, rankEnv(0, 2, freePort(t)), args...).CombinedOutput()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, failed, exit.ExitCode())
+	require.Contains(t, string(out), "rank 1")
+}
+
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	args := append([]string{"eval", "--methods", "dgc", "--timeout", "2s", "--out", t.TempDir()}, quick...)
+	out, err := program(t, rankEnv(0, 2, l.Addr().(*net.TCPAddr).Port), args...).CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), l.Addr().String())
+}
+
+// One of four ranks is killed while it trains: the others end within the deadline with an error that names it, and what was recorded stays.
+func TestKilledRankEndsTheOthers(t *testing.T) {
+	port, dir := freePort(t), t.TempDir()
+	var ranks [4]*exec.Cmd
+	var outputs [4]bytes.Buffer
+	for r := range ranks {
+		ranks[r] = program(t, rankEnv(r, 4, port), "eval", "--task", "lstm-markov", "--methods", "dense,dgc:warmup=1", "--epochs", "20",
+			"--batch", "1", "--train-limit", "20000", "--timeout", "20s", "--out", dir)
+		ranks[r].Stderr = &outputs[r]
+		require.NoError(t, ranks[r].Start())
+	}
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(filepath.Join(dir, "runs.jsonl"))
+		return err == nil && bytes.Contains(b, []byte("\n"))
+	}, 50*time.Second, 20*time.Millisecond, "the dense run has not ended")
+	time.Sleep(100 * time.Millisecond) // into the second run
+	require.NoError(t, ranks[2].Process.Signal(syscall.SIGKILL))
+	killed := time.Now()
+	for r, cmd := range ranks {
+		err := cmd.Wait()
+		require.Error(t, err, "rank %d", r)
+		if r == 2 {
+			continue
+		}
+		require.Equal(t, failed, cmd.ProcessState.ExitCode(), "rank %d: %s", r, outputs[r].String())
+		require.Contains(t, outputs[r].String(), "rank 2", "rank %d", r)
+	}
+	require.Less(t, time.Since(killed), 20*time.Second)
+	b, err := os.ReadFile(filepath.Join(dir, "runs.jsonl"))
+	require.NoError(t, err)
+	require.Contains(t, string(b), `"method":"dense"`)
+}
