@@ -169,3 +169,38 @@ func (c *perPart) State() []NamedBuf {
 	}
 	return all
 }
+
+// Whole lifts an algorithm written for one tensor to a Set that it sees as one long tensor: what is selected is selected across all parts.
+// State still belongs to the parts.
+func Whole(mk func(Part, Set) (Compressor, error)) func(Set) (Compressor, error) {
+	return func(t Set) (Compressor, error) {
+		if len(t.Parts) == 0 {
+			return PerPart(mk)(t)
+		}
+		// The ID is that of the first part, so that randomness is that of nobody else.
+		c, err := mk(Part{Name: t.Parts[0].Name, ID: t.Parts[0].ID, Shape: []int{t.Len()}}, t)
+		return &whole{c, t}, err
+	}
+}
+
+type whole struct {
+	Compressor
+	set Set
+}
+
+func (w *whole) State() []NamedBuf {
+	var all []NamedBuf
+	for _, b := range w.Compressor.State() {
+		at := 0
+		for _, p := range w.set.Parts {
+			q := NamedBuf{Name: p.Name + "/" + b.Name, Count: b.Count}
+			if b.Count == nil {
+				size := 4 * p.Len()
+				q.Buf = b.Buf.Slice(at, at+size)
+				at += size
+			}
+			all = append(all, q)
+		}
+	}
+	return all
+}

@@ -5,24 +5,20 @@ import (
 	"fmt"
 )
 
-// AppendPacked appends the encoding of p with the given bytes to dst: the length, unless p is full; then, where p asks for entropy coding,
-// the length of the coded bytes and those, or a zero and the plain ones; else the plain ones.
+// AppendPacked appends the encoding of p with the given bytes to dst: the length, unless p is full; then the bytes, entropy-coded where p
+// asks for that.
 func AppendPacked(dst []byte, p *Packed, b []byte) []byte {
 	if !p.Full {
 		dst = binary.AppendUvarint(dst, uint64(len(b)))
 	}
-	if p.Entropy && len(b) > 0 {
-		if c := compact(b); c != nil {
-			dst = binary.AppendUvarint(dst, uint64(len(c)))
-			return append(dst, c...)
-		}
-		dst = append(dst, 0)
+	if p.Entropy {
+		return appendEntropy(dst, b)
 	}
 	return append(dst, b...)
 }
 
-// DecodePacked reads what AppendPacked wrote for a payload like p into b, whose length is the most that may come. It returns how many bytes
-// came and what follows them in src.
+// DecodePacked reads what AppendPacked wrote for a payload like p into b, whose length is the most that may come, and exactly what must come
+// when p is full. It returns how many bytes came and what follows them in src.
 func DecodePacked(src []byte, p *Packed, b []byte) (n int, rest []byte, err error) {
 	n = len(b)
 	if !p.Full {
@@ -32,17 +28,11 @@ func DecodePacked(src []byte, p *Packed, b []byte) (n int, rest []byte, err erro
 		}
 		n, src = int(v), after
 	}
-	if p.Entropy && n > 0 {
-		m, after, err := uvarint(src, uint64(n-1))
-		if err != nil {
-			return 0, nil, fmt.Errorf("coded length: %w", err)
+	if p.Entropy {
+		if rest, err = decodeEntropy(src, b[:n]); err != nil {
+			return 0, nil, err
 		}
-		if src = after; m > 0 {
-			if uint64(len(src)) < m {
-				return 0, nil, errTruncated
-			}
-			return n, src[m:], expand(b[:n], src[:m])
-		}
+		return n, rest, nil
 	}
 	if len(src) < n {
 		return 0, nil, errTruncated

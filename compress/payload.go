@@ -1,6 +1,10 @@
 package compress
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/gradpress/gradpress/kernels"
 )
 
@@ -41,6 +45,20 @@ const (
 	Int8
 	Sign
 )
+
+var valueNames = []string{"fp32", "fp16", "int8", "sign"}
+
+func (v Values) String() string { return valueNames[v] }
+
+// UnmarshalText reads a name.
+func (v *Values) UnmarshalText(b []byte) error {
+	i := slices.Index(valueNames, string(b))
+	if i < 0 {
+		return fmt.Errorf("want one of %s", strings.Join(valueNames, ", "))
+	}
+	*v = Values(i)
+	return nil
+}
 
 // Packed is bytes that mean nothing until they are decoded: every rank gathers all of them. B has the size of the largest that any rank may
 // send in this round, equal on all ranks; Len[0] of them are used. With Full set all are, and Len is not looked at.

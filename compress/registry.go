@@ -35,6 +35,8 @@ type Method struct {
 	Text string // as it was written, with settings
 	// New makes a compressor for a Set, with feedback where the method wants it.
 	New func(Set) (Compressor, error)
+	// Small serves the tensors that are too small for New, all of them as one Set; nil leaves them dense.
+	Small func(Set) (Compressor, error)
 	// Momentum is what the method applies itself: the optimizer must then have none, and dense tensors get theirs in the hook.
 	Momentum Momentum
 	// Warmup is how many steps the method takes to reach its ratio.
@@ -50,6 +52,9 @@ type Validator interface{ Validate() error }
 
 // MomentumOwner is a config of a method that applies momentum itself.
 type MomentumOwner interface{ OwnMomentum() Momentum }
+
+// Pooler is a config that can say how the tensors are served that are too small by themselves.
+type Pooler[C any] interface{ Pool() (small C, ok bool) }
 
 // Register adds an algorithm under a name. def holds the defaults; its exported fields tagged `key:"..." doc:"..."` are the
 // settings. mk serves a Set as the config says.
@@ -74,15 +79,23 @@ func Register[C any](r *Registry, name, doc string, def C, m Memory, mk func(C, 
 		if o, ok := cfg.(interface{ Transparent() bool }); ok {
 			method.Transparent = o.Transparent()
 		}
-		method.New = func(t Set) (Compressor, error) {
-			if err := t.Check(); err != nil {
-				return nil, err
+		serve := func(c C) func(t Set) (Compressor, error) {
+			return func(t Set) (Compressor, error) {
+				if err := t.Check(); err != nil {
+					return nil, err
+				}
+				inner, err := mk(c, t)
+				if err != nil || m != Feedback {
+					return inner, err
+				}
+				return WithFeedback(inner, t)
 			}
-			inner, err := mk(c, t)
-			if err != nil || m != Feedback {
-				return inner, err
+		}
+		method.New = serve(c)
+		if o, ok := cfg.(Pooler[C]); ok {
+			if small, ok := o.Pool(); ok {
+				method.Small = serve(small)
 			}
-			return WithFeedback(inner, t)
 		}
 		return method, nil
 	}

@@ -14,17 +14,25 @@ import (
 
 // TopKConfig sets gradient dropping.
 type TopKConfig struct {
-	Ratio float64 `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
+	Ratio  float64         `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
+	Values compress.Values `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
+	Small  float64         `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+
+	pooled bool // the set is one long tensor
 }
 
 // Config sets DGC. Ratio is a share, so a sparsity of 99.9 % is 0.001.
 type Config struct {
-	Ratio    float64 `key:"ratio" doc:"share of each tensor's entries that is sent after warm-up, in (0, 1]"`
-	Momentum float64 `key:"momentum" doc:"momentum, applied before compression and by nobody else, in [0, 1)"`
-	Nesterov bool    `key:"nesterov" doc:"Nesterov's form of momentum"`
-	Masking  bool    `key:"masking" doc:"clear the momentum of what was sent, so that it is not stale"`
-	Clip     float64 `key:"clip" doc:"scale each tensor's gradient down to a norm of clip/sqrt(ranks); 0 is off"`
-	Warmup   int     `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
+	Ratio    float64         `key:"ratio" doc:"share of each tensor's entries that is sent after warm-up, in (0, 1]"`
+	Momentum float64         `key:"momentum" doc:"momentum, applied before compression and by nobody else, in [0, 1)"`
+	Nesterov bool            `key:"nesterov" doc:"Nesterov's form of momentum"`
+	Masking  bool            `key:"masking" doc:"clear the momentum of what was sent, so that it is not stale"`
+	Clip     float64         `key:"clip" doc:"scale each tensor's gradient down to a norm of clip/sqrt(ranks); 0 is off"`
+	Warmup   int             `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
+	Values   compress.Values `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
+	Small    float64         `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+
+	pooled bool // the set is one long tensor
 }
 
 // Register adds topk and dgc with their defaults.
@@ -36,7 +44,7 @@ func Register(r *compress.Registry) {
 }
 
 // Validate checks the ranges.
-func (c TopKConfig) Validate() error { return checkRatio(c.Ratio) }
+func (c TopKConfig) Validate() error { return checkRatios(c.Ratio, c.Small) }
 
 // Validate checks the ranges.
 func (c Config) Validate() error {
@@ -48,14 +56,37 @@ func (c Config) Validate() error {
 	case c.Warmup < 0:
 		return errors.New("warmup must be 0 (none) or a number of steps")
 	}
-	return checkRatio(c.Ratio)
+	return checkRatios(c.Ratio, c.Small)
 }
 
-func checkRatio(r float64) error {
-	if !(r > 0 && r <= 1) {
+func checkRatios(ratio, small float64) error {
+	if !(ratio > 0 && ratio <= 1) {
 		return errors.New("ratio must be in (0, 1]")
 	}
+	if !(small >= 0 && small <= 1) {
+		return errors.New("small must be 0 (dense) or in (0, 1]")
+	}
 	return nil
+}
+
+// Pool selects across all small tensors.
+func (c TopKConfig) Pool() (TopKConfig, bool) {
+	c.Ratio, c.pooled = c.Small, true
+	return c, c.Small > 0
+}
+
+// Pool selects across all small tensors.
+func (c Config) Pool() (Config, bool) {
+	c.Ratio, c.pooled = c.Small, true
+	return c, c.Small > 0
+}
+
+// lift picks how a one-tensor algorithm serves a set.
+func lift(pooled bool) func(func(compress.Part, compress.Set) (compress.Compressor, error)) func(compress.Set) (compress.Compressor, error) {
+	if pooled {
+		return compress.Whole
+	}
+	return compress.PerPart
 }
 
 // OwnMomentum tells the trainer to have none.
@@ -66,10 +97,10 @@ func (c Config) OwnMomentum() compress.Momentum {
 // WarmupSteps is how long sparsity rises.
 func (c Config) WarmupSteps() int { return c.Warmup }
 
-// NewTopK makes gradient dropping, one selection a tensor. It leaves what it does not send in v: wrap it in feedback.
+// NewTopK makes gradient dropping, one selection a tensor, or one for all where they are pooled. It leaves what it does not send in v: wrap it in feedback.
 func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
-	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		return newTopK(c.Ratio, p, t)
+	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+		return newTopK(c.Ratio, c.Values, p, t)
 	})(t)
 }
 
@@ -84,12 +115,13 @@ type topK struct {
 	sparse compress.Sparse
 }
 
-func newTopK(ratio float64, p compress.Part, t compress.Set) (*topK, error) {
+func newTopK(ratio float64, values compress.Values, p compress.Part, t compress.Set) (*topK, error) {
 	c := &topK{ratio: ratio, n: p.Len(), dev: t.Dev}
-	var err error
-	c.sparse.N, c.sparse.Full = c.n, true
-	c.sparse.Len, err = kernels.NewBuf[uint32](c.dev, 1)
-	return c, err
+	c.sparse = compress.Sparse{N: c.n, Full: true, Values: values}
+	var errs [2]error
+	c.sparse.Len, errs[0] = kernels.NewBuf[uint32](c.dev, 1)
+	c.sparse.Scale, errs[1] = kernels.NewBuf[float32](c.dev, 1)
+	return c, errors.Join(errs[:]...)
 }
 
 // keep is k = ceil(ratio*n), at least one of a tensor that has any.
@@ -107,8 +139,17 @@ func (c *topK) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]
 		return nil, err
 	}
 	c.sparse.Idx, c.sparse.Val = c.idx.Slice(0, k), c.val.Slice(0, k)
-	kernels.TakeTopK(s, c.sparse.Idx, c.sparse.Val, c.sparse.Len, v, k, c.work)
-	return &c.sparse, nil
+	p := &c.sparse
+	kernels.TakeTopK(s, p.Idx, p.Val, p.Len, v, k, c.work)
+	switch p.Values {
+	case compress.Float16:
+		kernels.RoundF16(s, v, p.Idx, p.Val, p.Len)
+	case compress.Int8:
+		kernels.RoundInt8(s, v, p.Idx, p.Val, p.Len, p.Scale)
+	case compress.Sign:
+		kernels.RoundSign(s, v, p.Idx, p.Val, p.Len, p.Scale)
+	}
+	return p, nil
 }
 
 func (c *topK) Next(_ context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
@@ -118,10 +159,10 @@ func (c *topK) Next(_ context.Context, s kernels.Stream, got compress.Received, 
 
 func (c *topK) State() []compress.NamedBuf { return nil }
 
-// New makes DGC, one selection a tensor. It keeps its own memory; the optimizer must have no momentum.
+// New makes DGC, selecting as NewTopK does. It keeps its own memory; the optimizer must have no momentum.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
-	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		top, err := newTopK(c.Ratio, p, t)
+	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+		top, err := newTopK(c.Ratio, c.Values, p, t)
 		if err != nil {
 			return nil, err
 		}

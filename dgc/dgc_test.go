@@ -8,6 +8,7 @@ import (
 	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/compress/compresstest"
 	"github.com/gradpress/gradpress/dgc"
+	"github.com/gradpress/gradpress/kernels"
 )
 
 func newMethod(t *testing.T, text string) func(compress.Set) (compress.Compressor, error) {
@@ -25,11 +26,39 @@ func TestLaws(t *testing.T) {
 		"dgc:ratio=0.01,warmup=5":                 "",
 		"dgc:ratio=0.05,nesterov=true":            "",
 		"dgc:ratio=0.05,masking=false,clip=2":     "",
+		"topk:ratio=0.05,values=fp16":             "residual",
+		"topk:ratio=0.05,values=int8":             "residual",
+		"dgc:ratio=0.05,momentum=0,values=sign":   "v",
 		"dgc:ratio=0.01,momentum=0,warmup=4":      "v",
 		"dgc:ratio=0.75,momentum=0,nesterov=true": "v",
 	} {
 		t.Run(text, func(t *testing.T) { compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: owed}) })
 	}
+}
+
+// A pool selects across its tensors: a large entry in one takes the place of a small one in another, and state stays with the tensors.
+func TestPool(t *testing.T) {
+	var r compress.Registry
+	dgc.Register(&r)
+	for text, owed := range map[string]string{"topk:small=0.1,values=int8": "residual", "dgc:small=0.02,momentum=0": "v", "dgc:small=0.1,warmup=2": ""} {
+		m, err := r.Parse(text)
+		require.NoError(t, err)
+		t.Run(text, func(t *testing.T) { compresstest.Run(t, compresstest.Law{New: m.Small, Owed: owed}) })
+	}
+	m, err := r.Parse("topk:small=0.25")
+	require.NoError(t, err)
+	c := compresstest.NewCluster(t, m.Small, kernels.CPU(), 1, 0, compress.NewPart("a", 4), compress.NewPart("b", 4))
+	means, _ := c.Step([][]float32{{1, 2, 9, 3, 0.5, 8, 0.1, 0.2}})
+	require.Equal(t, []float32{0, 0, 9, 0, 0, 8, 0, 0}, means[0])
+	means, _ = c.Step([][]float32{{0, 0, 0, 0, 0, 0, 0, 0}})
+	require.Equal(t, []float32{0, 2, 0, 3, 0, 0, 0, 0}, means[0])
+	for text, want := range map[string]string{"topk:small=2": "small", "dgc:small=-1": "small", "dgc:values=int4": "fp32, fp16, int8, sign"} {
+		_, err := r.Parse(text)
+		require.ErrorContains(t, err, want)
+	}
+	m, err = r.Parse("topk")
+	require.NoError(t, err)
+	require.Nil(t, m.Small)
 }
 
 func TestDensity(t *testing.T) {

@@ -34,7 +34,7 @@ type Task struct {
 	Defaults Settings
 	// Prefer are method settings that suit the task; what the user writes wins.
 	Prefer []compress.Setting
-	Load     func(context.Context, dataset.Options) (Problem, error)
+	Load   func(context.Context, dataset.Options) (Problem, error)
 }
 
 // Problem is a task with its data at hand. It is shared by all workers and never written to.

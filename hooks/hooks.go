@@ -32,20 +32,37 @@ func AllReduce(ctx context.Context, cfg Config) (*Engine, error) {
 	return Compressed(ctx, cfg, compress.Dense(compress.Momentum{}))
 }
 
-// Compressed sends tensors through m, but small ones dense.
+// Compressed sends tensors through m, but small ones dense, or pooled where m says how.
 func Compressed(ctx context.Context, cfg Config, m compress.Method) (*Engine, error) {
-	dense := compress.Dense(m.Momentum)
-	return New(ctx, cfg, m.Momentum, func(p ddp.Param) compress.Method {
+	small := Choice{Method: compress.Dense(m.Momentum)}
+	if m.Small != nil {
+		small = Choice{Method: m, Pool: "small"}
+		small.Method.New = m.Small
+	}
+	return New(ctx, cfg, m.Momentum, func(p ddp.Param) Choice {
 		if len(p.Shape) <= 1 || p.Len() < smallest {
-			return dense
+			return small
 		}
-		return m
+		return Choice{Method: m}
 	})
 }
 
-// New is an engine that serves each parameter by the method that choose names. owned is the momentum that the methods apply, so that
-// the optimizer must have none.
-func New(ctx context.Context, cfg Config, owned compress.Momentum, choose func(ddp.Param) compress.Method) (*Engine, error) {
+// Choice is how a parameter is served. Parameters of one Pool are served as one set, in one bucket; "" is none.
+type Choice struct {
+	Method compress.Method
+	Pool   string
+}
+
+func (c Choice) class() ddp.Class {
+	if c.Pool != "" {
+		return ddp.Class{Name: "pool " + c.Pool, Together: true}
+	}
+	return ddp.Class{Name: c.Method.Text}
+}
+
+// New is an engine that serves each parameter as choose says. owned is the momentum that the methods apply, so that the optimizer must
+// have none.
+func New(ctx context.Context, cfg Config, owned compress.Momentum, choose func(ddp.Param) Choice) (*Engine, error) {
 	if cfg.Data.Size() != cfg.Control.Size() || cfg.Data.Rank() != cfg.Control.Rank() {
 		return nil, fmt.Errorf("hooks: data group has rank %d of %d, control group rank %d of %d",
 			cfg.Data.Rank(), cfg.Data.Size(), cfg.Control.Rank(), cfg.Control.Size())
@@ -68,7 +85,7 @@ type Engine struct {
 	ctx    context.Context
 	cfg    Config
 	owned  compress.Momentum
-	choose func(ddp.Param) compress.Method
+	choose func(ddp.Param) Choice
 
 	front, back kernels.Stream
 	flag        kernels.Buf[uint32]
@@ -116,11 +133,11 @@ func (e *Engine) count(f func(s *Stats)) {
 // OwnsMomentum is the momentum that the engine applies; where it is not zero an optimizer with momentum would apply it twice.
 func (e *Engine) OwnsMomentum() compress.Momentum { return e.owned }
 
-// Plan makes a class of each method.
+// Plan makes a class of each method and each pool.
 func (e *Engine) Plan(params []ddp.Param) ([]ddp.Class, error) {
 	classes := make([]ddp.Class, len(params))
 	for i, p := range params {
-		classes[i].Name = e.choose(p).Text
+		classes[i] = e.choose(p).class()
 	}
 	return classes, nil
 }
@@ -141,7 +158,7 @@ func (e *Engine) Bind(params []ddp.Param, buckets []*ddp.Bucket) error {
 			for _, i := range span.Params {
 				set.Parts = append(set.Parts, compress.NewPart(params[i].Name, params[i].Shape...))
 			}
-			m := e.choose(params[span.Params[0]])
+			m := e.choose(params[span.Params[0]]).Method
 			c, err := m.New(set)
 			if err != nil {
 				return fmt.Errorf("hooks: %s: %w", m.Text, err)

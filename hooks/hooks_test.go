@@ -21,7 +21,8 @@ import (
 // TestEngineEqualsReference drives the engine and the slow in-memory exchange with the same gradients. Every tensor has to come out with
 // the same bits where it was compressed, and within the rounding of a mean where it went dense.
 func TestEngineEqualsReference(t *testing.T) {
-	for _, text := range []string{"dense", "topk:ratio=0.01", "dgc:ratio=0.01,warmup=5,clip=3", "dgc:ratio=0.02,nesterov=true,momentum=0.5"} {
+	for _, text := range []string{"dense", "topk:ratio=0.01", "dgc:ratio=0.01,warmup=5,clip=3", "dgc:ratio=0.02,nesterov=true,momentum=0.5",
+		"topk:ratio=0.05,values=int8"} {
 		for _, size := range []int{1, 2, 3, 4, 7, 8} {
 			for _, bucket := range []int{1, 3000, 1 << 20} {
 				for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
@@ -72,6 +73,29 @@ func equalsReference(t *testing.T, text string, size, bucket int, dev kernels.De
 			}
 			at = hi
 		}
+	}
+}
+
+// TestPool: small tensors share one bucket and one selection, whatever the bucket size.
+func TestPool(t *testing.T) {
+	for _, bucket := range []int{1, 1 << 20} {
+		w := newWorld(t, 3, kernels.Lazy(), bucket, model, compressed(t, "dgc:ratio=0.01,small=0.1,values=sign"), nil)
+		pool := 0
+		for _, b := range w.ranks[0].Buckets() {
+			for _, s := range b.Spans {
+				if s.Class == "pool small" {
+					pool++
+					require.Len(t, s.Params, 5, "conv1 has 216 elements, two norms, a bias and the tiny tensor")
+				}
+			}
+		}
+		require.Equal(t, 1, pool)
+		for step := range 3 {
+			out := w.mustStep(draw(uint64(step), 3, modelLen()))
+			sameBits(t, out[0], out[2])
+		}
+		s := w.engines[0].Stats()
+		require.Less(t, s.PayloadBytes, s.DenseBytes/30)
 	}
 }
 

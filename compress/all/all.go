@@ -4,6 +4,7 @@ package all
 import (
 	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/dgc"
+	"github.com/gradpress/gradpress/powersgd"
 )
 
 // Methods returns a registry with every method.
@@ -11,5 +12,6 @@ func Methods() *compress.Registry {
 	r := &compress.Registry{}
 	compress.RegisterDense(r)
 	dgc.Register(r)
+	powersgd.Register(r)
 	return r
 }

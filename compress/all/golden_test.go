@@ -1,6 +1,8 @@
 package all_test
 
 import (
+	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -26,6 +28,8 @@ type golden struct {
 	Mean            [][]float64
 	Owed, Velocity  [][][]float64
 	Indices         [][][]uint32
+	Q0              []float64   // the first Q; factors are row-major
+	Q               [][]float64 // [step][element], as the next step starts from it
 }
 
 // TestGolden runs the worked cases of testdata, or of the folder that GRADPRESS_GOLDEN names.
@@ -58,17 +62,23 @@ func TestGolden(t *testing.T) {
 
 func (g *golden) method() string {
 	text, sep := g.Algorithm, ":"
-	for _, key := range []string{"ratio", "momentum", "nesterov", "masking", "clip"} {
+	for _, key := range []string{"ratio", "momentum", "nesterov", "masking", "clip", "rank", "residual", "warm_start"} {
 		if v, ok := g.Config[key]; ok {
 			text += sep + key + "=" + fmt.Sprint(v)
 			sep = ","
 		}
+	}
+	if g.Algorithm == "powersgd" {
+		text += sep + "rate=0.01" // the cases are smaller than is worth it
 	}
 	return text
 }
 
 func (g *golden) check(t *testing.T, m compress.Method, dev kernels.Device) {
 	c := compresstest.NewCluster(t, m.New, dev, g.Ranks, 0, compress.NewPart("w", g.Shape...))
+	if g.Q0 != nil {
+		g.restoreQ(t, c)
+	}
 	for step := range g.Steps {
 		means, _ := c.Step(g.Grads[step])
 		for r := range g.Ranks {
@@ -83,8 +93,39 @@ func (g *golden) check(t *testing.T, m compress.Method, dev kernels.Device) {
 			if g.Indices != nil {
 				require.Equal(t, g.Indices[step][r], c.Sent[r], "indices, "+at)
 			}
+			if g.Q != nil {
+				near(t, columns(g.Q[step], g.rank()), c.State("q")[r], "Q, "+at)
+			}
 		}
 	}
+}
+
+func (g *golden) rank() int { return int(g.Config["rank"].(float64)) }
+
+// restoreQ makes every rank start from the case's first Q.
+func (g *golden) restoreQ(t *testing.T, c *compresstest.Cluster) {
+	ctx := context.Background()
+	var q []byte
+	for _, x := range columns(g.Q0, g.rank()) {
+		q = binary.LittleEndian.AppendUint32(q, math.Float32bits(float32(x)))
+	}
+	for r, comp := range c.Ranks {
+		snap, err := compress.Save(ctx, c.Streams[r], comp)
+		require.NoError(t, err)
+		snap["w/q0"], snap["w/q"] = q, q
+		require.NoError(t, compress.Restore(ctx, c.Streams[r], comp, snap))
+	}
+}
+
+// columns lays the columns of a row-major factor end to end.
+func columns(x []float64, rank int) []float64 {
+	y := make([]float64, 0, len(x))
+	for k := range rank {
+		for i := k; i < len(x); i += rank {
+			y = append(y, x[i])
+		}
+	}
+	return y
 }
 
 // near is max|a-b| <= 1e-5 max|b|, the definition of right.
