@@ -192,6 +192,11 @@ func (w *whole) State() []NamedBuf {
 	var all []NamedBuf
 	for _, b := range w.Compressor.State() {
 		at := 0
+		if b.Count == nil && b.Buf.Len() != 4*w.set.Len() { // not laid out like the parts: it belongs to the pool
+			b.Name = w.set.Parts[0].Name + "/" + b.Name
+			all = append(all, b)
+			continue
+		}
 		for _, p := range w.set.Parts {
 			q := NamedBuf{Name: p.Name + "/" + b.Name, Count: b.Count}
 			if b.Count == nil {

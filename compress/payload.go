@@ -68,10 +68,30 @@ type Packed struct {
 	Len     kernels.Buf[uint32]
 	Full    bool
 	Entropy bool
+	// Sizes is how many bytes each rank sends, where all ranks know that they differ; nil where they do not. Then Full must be set.
+	Sizes []int
 }
 
-// Split is a Packed for each rank, itself included: an all-to-all.
-type Split struct{ To []Packed }
+// Room is the most bytes that come from a rank.
+func (p *Packed) Room() int {
+	n := p.B.Len()
+	for _, size := range p.Sizes {
+		n = max(n, size)
+	}
+	return n
+}
+
+// Size is how many bytes come from rank r, or the most that may.
+func (p *Packed) Size(r int) int {
+	if p.Sizes != nil {
+		return p.Sizes[r]
+	}
+	return p.B.Len()
+}
+
+// Split is a *Sparse or *Packed for each rank, itself included: an all-to-all. All ranks send rank r the same kind of payload, with the same
+// room.
+type Split struct{ To []Payload }
 
 // Many is several payloads at once, for a compressor that serves several parts; nil entries have no more to say. Where entry i
 // serves elements [At[i], At[i+1]) of the set, At says so; else it is nil.
@@ -90,7 +110,8 @@ func (*Many) payload()   {}
 type Received struct {
 	// Mean is the mean over ranks: of a Linear, or of a Sparse that was summed densely.
 	Mean kernels.Buf[float32]
-	// Sparse are entries whose sum over the list, times Scale, is the mean of a Sparse: one an rank in rank order, or merged.
+	// Sparse are entries whose sum over the list, times Scale, is the mean of a Sparse: one a rank in rank order, or merged. Of a Split
+	// they are what each rank had for this one.
 	Sparse []Sparse
 	Scale  float32
 	// Packed are the bytes of every rank, in rank order: of a Packed, or what each rank's Split had for this one.

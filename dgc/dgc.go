@@ -14,23 +14,25 @@ import (
 
 // TopKConfig sets gradient dropping.
 type TopKConfig struct {
-	Ratio  float64         `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
-	Values compress.Values `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
-	Small  float64         `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Ratio    float64           `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
+	Values   compress.Values   `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
+	Small    float64           `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Exchange compress.Exchange `key:"exchange" doc:"gather every rank's entries, twophase through an owner of each segment, which selects again, or auto: what costs fewer bytes"`
 
 	pooled bool // the set is one long tensor
 }
 
 // Config sets DGC. Ratio is a share, so a sparsity of 99.9 % is 0.001.
 type Config struct {
-	Ratio    float64         `key:"ratio" doc:"share of each tensor's entries that is sent after warm-up, in (0, 1]"`
-	Momentum float64         `key:"momentum" doc:"momentum, applied before compression and by nobody else, in [0, 1)"`
-	Nesterov bool            `key:"nesterov" doc:"Nesterov's form of momentum"`
-	Masking  bool            `key:"masking" doc:"clear the momentum of what was sent, so that it is not stale"`
-	Clip     float64         `key:"clip" doc:"scale each tensor's gradient down to a norm of clip/sqrt(ranks); 0 is off"`
-	Warmup   int             `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
-	Values   compress.Values `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
-	Small    float64         `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Ratio    float64           `key:"ratio" doc:"share of each tensor's entries that is sent after warm-up, in (0, 1]"`
+	Momentum float64           `key:"momentum" doc:"momentum, applied before compression and by nobody else, in [0, 1)"`
+	Nesterov bool              `key:"nesterov" doc:"Nesterov's form of momentum"`
+	Masking  bool              `key:"masking" doc:"clear the momentum of what was sent, so that it is not stale"`
+	Clip     float64           `key:"clip" doc:"scale each tensor's gradient down to a norm of clip/sqrt(ranks); 0 is off"`
+	Warmup   int               `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
+	Values   compress.Values   `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
+	Small    float64           `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Exchange compress.Exchange `key:"exchange" doc:"gather every rank's entries, twophase through an owner of each segment, which selects again, or auto: what costs fewer bytes"`
 
 	pooled bool // the set is one long tensor
 }
@@ -100,9 +102,25 @@ func (c Config) WarmupSteps() int { return c.Warmup }
 // NewTopK makes gradient dropping, one selection a tensor, or one for all where they are pooled. It leaves what it does not send in v: wrap it in feedback.
 func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
 	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		return newTopK(c.Ratio, c.Values, p, t)
+		return newSelection(c.Ratio, c.Values, c.Exchange, p, t)
 	})(t)
 }
+
+// selection is a top-k and its way to the other ranks.
+type selection interface {
+	compress.Compressor
+	selected() *topK // what this rank takes from its own tensor
+}
+
+func newSelection(ratio float64, values compress.Values, how compress.Exchange, p compress.Part, t compress.Set) (selection, error) {
+	top, err := newTopK(ratio, values, p, t)
+	if err != nil || how == compress.Gather || how == compress.Auto && !ownersPay(p.Len(), keep(p.Len(), ratio), values, t.Size) {
+		return top, err
+	}
+	return newOwners(top, p, t)
+}
+
+func (c *topK) selected() *topK { return c }
 
 // topK takes the k largest entries out of v.
 type topK struct {
@@ -162,7 +180,7 @@ func (c *topK) State() []compress.NamedBuf { return nil }
 // New makes DGC, selecting as NewTopK does. It keeps its own memory; the optimizer must have no momentum.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
 	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		top, err := newTopK(c.Ratio, c.Values, p, t)
+		top, err := newSelection(c.Ratio, c.Values, c.Exchange, p, t)
 		if err != nil {
 			return nil, err
 		}
@@ -177,7 +195,7 @@ func New(c Config, t compress.Set) (compress.Compressor, error) {
 
 type dgc struct {
 	cfg   Config
-	top   *topK
+	top   selection
 	limit float32
 	norm  kernels.Buf[float64]
 	u, v  kernels.Buf[float32] // velocity, and accumulated velocity not yet sent
@@ -193,23 +211,26 @@ func (d *dgc) Start(ctx context.Context, s kernels.Stream, g kernels.Buf[float32
 		kernels.ClipNorm(s, g, d.norm, d.limit)
 	}
 	kernels.Correct(s, d.u, d.v, g, float32(d.cfg.Momentum), d.cfg.Nesterov)
-	d.top.ratio = Density(d.cfg.Ratio, d.step, d.cfg.Warmup)
+	top := d.top.selected()
+	top.ratio = Density(d.cfg.Ratio, d.step, d.cfg.Warmup)
 	d.step++
 	p, err := d.top.Start(ctx, s, d.v)
 	if err == nil && d.cfg.Masking {
-		kernels.ClearAt(s, d.u, d.top.sparse.Idx, d.top.sparse.Len)
+		kernels.ClearAt(s, d.u, top.sparse.Idx, top.sparse.Len)
 	}
 	return p, err
 }
 
 func (d *dgc) Next(ctx context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
 	p, err := d.top.Next(ctx, s, got, out)
-	compress.Settle(s, d.in, out)
+	if p == nil && err == nil {
+		compress.Settle(s, d.in, out)
+	}
 	return p, err
 }
 
 func (d *dgc) State() []compress.NamedBuf {
-	return []compress.NamedBuf{compress.Remember("u", d.u), compress.Remember("v", d.v), {Name: "step", Count: &d.step}}
+	return append(d.top.State(), compress.Remember("u", d.u), compress.Remember("v", d.v), compress.NamedBuf{Name: "step", Count: &d.step})
 }
 
 // stages are the densities of the paper's warm-up (section 3.3): sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.

@@ -22,7 +22,7 @@ import (
 // the same bits where it was compressed, and within the rounding of a mean where it went dense.
 func TestEngineEqualsReference(t *testing.T) {
 	for _, text := range []string{"dense", "topk:ratio=0.01", "dgc:ratio=0.01,warmup=5,clip=3", "dgc:ratio=0.02,nesterov=true,momentum=0.5",
-		"topk:ratio=0.05,values=int8"} {
+		"topk:ratio=0.05,values=int8,exchange=twophase"} {
 		for _, size := range []int{1, 2, 3, 4, 7, 8} {
 			for _, bucket := range []int{1, 3000, 1 << 20} {
 				for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {

@@ -101,9 +101,12 @@ func (e *Engine) encode(j *job, s kernels.Stream) (err error) {
 		j.parcels = make([][]byte, e.cfg.Data.Size())
 	}
 	for r := range j.parcels {
+		if len(j.splits) == 0 {
+			break
+		}
 		j.parcels[r] = compress.AppendHeader(j.parcels[r][:0])
 		for i := range j.splits {
-			if j.parcels[r], err = e.append(j.parcels[r], &j.splits[i].split.To[r], s, st); err != nil {
+			if j.parcels[r], err = e.append(j.parcels[r], j.splits[i].split.To[r], s, st); err != nil {
 				return err
 			}
 		}
@@ -185,7 +188,7 @@ func (e *Engine) list(j *job, s kernels.Stream, name string, p compress.Payload,
 		b.name, b.like, b.got = name, p, got
 	case *compress.Split:
 		b := j.splits.add()
-		b.name, b.like, b.split, b.got = name, &p.To[e.cfg.Data.Rank()], p, got
+		b.name, b.like, b.split, b.got = name, p.To[e.cfg.Data.Rank()], p, got
 	default:
 		panic(fmt.Sprintf("hooks: payload of type %T", p))
 	}
@@ -335,7 +338,7 @@ func (e *Engine) room(b *box) error {
 		}
 		b.got.Packed = b.got.Packed[:size]
 		for r := range b.packed {
-			if err := kernels.Resize(dev, &b.packed[r], p.B.Len()); err != nil {
+			if err := kernels.Resize(dev, &b.packed[r], p.Room()); err != nil {
 				return err
 			}
 		}
@@ -362,7 +365,7 @@ func (e *Engine) room(b *box) error {
 func (e *Engine) unpack(b *box, r int, src []byte) (rest []byte, err error) {
 	st, got := &e.stage.back, 0
 	if p, ok := b.like.(*compress.Packed); ok {
-		err = kernels.Fill(e.back, b.packed[r].Slice(0, p.B.Len()), &st.bytes, func(x []byte) (err error) {
+		err = kernels.Fill(e.back, b.packed[r].Slice(0, p.Size(r)), &st.bytes, func(x []byte) (err error) {
 			got, rest, err = compress.DecodePacked(src, p, x)
 			return err
 		})

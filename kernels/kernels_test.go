@@ -194,6 +194,23 @@ func TestScatter(t *testing.T) {
 			want[idx[j]] += 0.5 * val[j]
 		}
 		same(t, want, get(e, b))
+		for _, cut := range [][2]int{{0, e.n}, {e.n / 3, 2 * e.n / 3}, {e.n, 2 * e.n}, {5, 5}} {
+			oi, ov, on := put(e, make([]uint32, len(idx))), put(e, make([]float32, len(idx))), put(e, []uint32{9})
+			SelectRange(e.s, oi, ov, on, bi, bv, bn, cut[0], cut[1])
+			var wi []uint32
+			var wv []float32
+			for j := range n {
+				if i := int(idx[j]); cut[0] <= i && i < cut[1] {
+					wi, wv = append(wi, uint32(i-cut[0])), append(wv, val[j])
+				}
+			}
+			require.Equal(t, uint32(len(wi)), get(e, on)[0])
+			require.Equal(t, wi, append([]uint32(nil), get(e, oi)[:len(wi)]...))
+			require.Equal(t, wv, append([]float32(nil), get(e, ov)[:len(wv)]...))
+		}
+		short := put(e, append([]float32(nil), y[:e.n/2]...))
+		ScatterAdd(e.s, short, 0.5, bi, bv, bn)
+		same(t, want[:e.n/2], get(e, short))
 		ClearAt(e.s, b, bi, bn)
 		for j := range n {
 			want[idx[j]] = 0

@@ -3,6 +3,7 @@ package compresstest
 
 import (
 	"context"
+	"encoding/binary"
 	"math"
 	"strings"
 	"testing"
@@ -127,26 +128,21 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 			got[r].Mean = c.buf(r, mean)
 		}
 	case *compress.Sparse:
+		c.note(payloads)
 		for r := range got {
-			got[r].Scale = 1 / float32(n)
-		}
-		for from, p := range payloads {
-			b := c.encodeSparse(from, p.(*compress.Sparse))
-			for r := range got {
-				got[r].Sparse = append(got[r].Sparse, c.decodeSparse(r, b, payloads[r].(*compress.Sparse)))
-			}
+			got[r] = c.deliver(r, payloads, payloads[r])
 		}
 	case *compress.Packed:
-		for from, p := range payloads {
-			for r := range got {
-				got[r].Packed = append(got[r].Packed, c.pass(from, r, p.(*compress.Packed), payloads[r].(*compress.Packed)))
-			}
+		for r := range got {
+			got[r] = c.deliver(r, payloads, payloads[r])
 		}
 	case *compress.Split:
-		for from, p := range payloads {
-			for r := range got {
-				got[r].Packed = append(got[r].Packed, c.pass(from, r, &p.(*compress.Split).To[r], &payloads[r].(*compress.Split).To[r]))
+		for r := range got {
+			parcels := make([]compress.Payload, n)
+			for from, p := range payloads {
+				parcels[from] = p.(*compress.Split).To[r]
 			}
+			got[r] = c.deliver(r, parcels, payloads[r].(*compress.Split).To[r])
 		}
 	default:
 		t.Fatalf("payload of type %T", payloads[0])
@@ -154,12 +150,34 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 	return got
 }
 
+// deliver brings what every rank sent to rank r, whose own payload is like them.
+func (c *Cluster) deliver(r int, payloads []compress.Payload, like compress.Payload) compress.Received {
+	got := compress.Received{Scale: 1 / float32(len(payloads))}
+	for from, p := range payloads {
+		switch p := p.(type) {
+		case *compress.Sparse:
+			got.Sparse = append(got.Sparse, c.decodeSparse(r, c.encodeSparse(from, p), like.(*compress.Sparse)))
+		case *compress.Packed:
+			got.Packed = append(got.Packed, c.pass(from, r, p, like.(*compress.Packed)))
+		}
+	}
+	return got
+}
+
+// note keeps the indices that every rank sends.
+func (c *Cluster) note(payloads []compress.Payload) {
+	for r, p := range payloads {
+		q := p.(*compress.Sparse)
+		k := read(c.T, c.Streams[r], q.Len)[0]
+		c.Sent[r] = append(c.Sent[r], read(c.T, c.Streams[r], q.Idx)[:k]...)
+	}
+}
+
 func (c *Cluster) encodeSparse(r int, p *compress.Sparse) []byte {
 	s := c.Streams[r]
 	k := int(read(c.T, s, p.Len)[0])
 	require.True(c.T, !p.Full || k == p.Idx.Len(), "a full payload must be full")
 	idx := read(c.T, s, p.Idx)[:k]
-	c.Sent[r] = append(c.Sent[r], idx...)
 	return compress.AppendSparse(nil, p, idx, read(c.T, s, p.Val)[:k], c.scale(r, p))
 }
 
@@ -181,12 +199,13 @@ func (c *Cluster) decodeSparse(r int, b []byte, like *compress.Sparse) compress.
 
 // pass carries a Packed from one rank to another.
 func (c *Cluster) pass(from, to int, p, like *compress.Packed) kernels.Buf[uint8] {
-	require.Equal(c.T, like.B.Len(), p.B.Len(), "room must be equal on all ranks")
+	require.Equal(c.T, like.Room(), p.Room(), "room must be equal on all ranks")
 	b := read(c.T, c.Streams[from], p.B)
 	if !p.Full {
 		b = b[:read(c.T, c.Streams[from], p.Len)[0]]
 	}
-	out := make([]byte, like.B.Len())
+	require.True(c.T, like.Sizes == nil || len(b) == like.Sizes[from], "another size than announced")
+	out := make([]byte, like.Size(from))
 	n, rest, err := compress.DecodePacked(compress.AppendPacked(nil, p, b), like, out)
 	require.NoError(c.T, err)
 	require.Empty(c.T, rest)
@@ -194,19 +213,35 @@ func (c *Cluster) pass(from, to int, p, like *compress.Packed) kernels.Buf[uint8
 	return buf(c, to, out[:n])
 }
 
-// State reads the float32 state "part/name" of every rank, or of the parts laid end to end when part is empty.
+// State reads the float32 state "part/name" of every rank, the parts laid end to end.
 func (c *Cluster) State(name string) [][]float32 {
 	all := make([][]float32, len(c.Ranks))
 	for r, comp := range c.Ranks {
 		for _, b := range comp.State() {
 			if b.Count == nil && strings.HasSuffix(b.Name, "/"+name) {
-				raw := read(c.T, c.Streams[r], b.Buf)
-				for i := 0; i < len(raw); i += 4 {
-					bits := uint32(raw[i]) | uint32(raw[i+1])<<8 | uint32(raw[i+2])<<16 | uint32(raw[i+3])<<24
-					all[r] = append(all[r], math.Float32frombits(bits))
-				}
+				all[r] = append(all[r], c.floats(r, b)...)
 			}
 		}
 	}
 	return all
+}
+
+// PartState reads one float32 state of one rank.
+func (c *Cluster) PartState(r int, name string) []float32 {
+	for _, b := range c.Ranks[r].State() {
+		if b.Name == name {
+			return c.floats(r, b)
+		}
+	}
+	c.T.Fatalf("rank %d has no state %q", r, name)
+	return nil
+}
+
+func (c *Cluster) floats(r int, b compress.NamedBuf) []float32 {
+	raw := read(c.T, c.Streams[r], b.Buf)
+	x := make([]float32, len(raw)/4)
+	for i := range x {
+		x[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	return x
 }
