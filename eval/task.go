@@ -24,6 +24,7 @@ type Settings struct {
 	Momentum    float64
 	WeightDecay float64
 	Seed        uint64
+	Augment     bool // crop and mirror training images, where the data allows it
 }
 
 // Task is a model and the data it is trained on.
@@ -127,6 +128,7 @@ type imageFeed struct {
 	sampler *dataset.Sampler
 	source  rand.PCG
 	rng     *rand.Rand
+	augment bool
 	seed    uint64 // of the augmentation, this worker's own
 	b       model.Batch
 }
@@ -136,7 +138,7 @@ func (p *images) Feed(rank int, s Settings) (Feed, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &imageFeed{p: p, sampler: sampler, seed: s.Seed<<16 + uint64(rank), b: p.batch(s.Batch)}
+	f := &imageFeed{p: p, sampler: sampler, augment: s.Augment, seed: s.Seed<<16 + uint64(rank), b: p.batch(s.Batch)}
 	f.rng = rand.New(&f.source)
 	return f, nil
 }
@@ -146,8 +148,12 @@ func (p *images) batch(n int) model.Batch {
 }
 
 func (f *imageFeed) Batch(step int) (model.Batch, bool) {
-	f.source.Seed(f.seed, uint64(step)) // so that a resumed run sees the same crops
-	f.p.data.Fill(f.b.X, f.b.Labels, f.p.data.Train, f.sampler.Batch(step), f.rng)
+	var rng *rand.Rand
+	if f.augment {
+		f.source.Seed(f.seed, uint64(step)) // so that a resumed run sees the same crops
+		rng = f.rng
+	}
+	f.p.data.Fill(f.b.X, f.b.Labels, f.p.data.Train, f.sampler.Batch(step), rng)
 	return f.b, false
 }
 

@@ -67,10 +67,10 @@ func toF16(x float32) uint16 {
 func fromF16(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	b := uint32(h&0x7fff) << 13
-	switch {
-	case h&0x7c00 == 0x7c00: // infinite or NaN
+	switch h & 0x7c00 {
+	case 0x7c00: // infinite or NaN
 		b |= f32Inf
-	case h&0x7c00 == 0: // zero or subnormal, in units of 2^-24
+	case 0: // zero or subnormal, in units of 2^-24
 		return math.Float32frombits(sign | math.Float32bits(float32(h&0x3ff)*0x1p-24))
 	default:
 		b += (127 - 15) << 23

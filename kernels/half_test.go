@@ -16,7 +16,7 @@ var halves = []struct {
 func halfValue(h uint16, exp, man int) float64 {
 	e, m := int(h>>man)&(1<<exp-1), float64(h&(1<<man-1))
 	bias := 1<<(exp-1) - 1
-	v := 0.0
+	var v float64
 	switch {
 	case e == 1<<exp-1 && m != 0:
 		return math.NaN()

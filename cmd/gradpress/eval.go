@@ -32,7 +32,7 @@ type evalFlags struct {
 	lr, momentum, decay  float64
 	bucketMB             float64
 	data, out, profiling string
-	json                 bool
+	json, augment        bool
 	timeout              time.Duration
 }
 
@@ -68,6 +68,7 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
 	fl.Float64Var(&f.momentum, "momentum", 0.9, "momentum, applied by the optimizer or by the method that owns it")
 	fl.Float64Var(&f.decay, "weight-decay", 0, "weight decay (default the task's)")
 	fl.IntVar(&f.batch, "batch", 0, "examples a worker and step (default the task's)")
+	fl.BoolVar(&f.augment, "augment", false, "crop and mirror training photographs: better in long runs, worse in short ones")
 	fl.IntVar(&f.trainLimit, "train-limit", 0, "use only the first so many training images or tokens; 0 is all")
 	fl.Float64Var(&f.bucketMB, "bucket-mb", 0, "bucket size in MiB; 0 is the smaller of 25 and an eighth of the model")
 	fl.StringVar(&f.data, "data", "", "folder with data files; default is a cache that is filled from the network when needed")
@@ -212,7 +213,7 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 			return nil, usageError{err}
 		}
 		s := t.Defaults
-		s.Workers, s.Seed, s.Momentum = f.workers, f.seed, f.momentum
+		s.Workers, s.Seed, s.Momentum, s.Augment = f.workers, f.seed, f.momentum, f.augment
 		if set("steps") {
 			s.Steps = f.steps
 		}

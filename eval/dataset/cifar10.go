@@ -298,7 +298,7 @@ func (s cifarSpec) walkJPEGs(ctx context.Context, r io.Reader, d *Images, files 
 			return context.Cause(ctx)
 		}
 		header, err := archive.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return fmt.Errorf("%d of %d images are missing", left, d.Train.Len()+d.Test.Len())
 		}
 		if err != nil {

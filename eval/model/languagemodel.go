@@ -65,6 +65,31 @@ func (m *languageModel) Buffers() []*Buffer { return nil }
 func (m *languageModel) Reset()             { resetAll(m.train) }
 func (m *languageModel) ResetEval()         { resetAll(m.eval) }
 
+func (m *languageModel) Carried() []float32 {
+	var x []float32
+	for _, s := range m.train {
+		x = append(append(x, s.h...), s.c...)
+	}
+	return x
+}
+
+func (m *languageModel) SetCarried(x []float32) error {
+	m.Reset()
+	if len(x) == 0 {
+		return nil
+	}
+	n := len(x) / (2 * len(m.train)) // of each h and c, batch x hidden
+	if n*2*len(m.train) != len(x) || n%m.cfg.Hidden != 0 {
+		return fmt.Errorf("model: carried state of %d numbers, want a multiple of %d", len(x), 2*len(m.train)*m.cfg.Hidden)
+	}
+	for i := range m.train {
+		s := &m.train[i]
+		s.h, s.c = append(s.h, x[:n]...), append(s.c, x[n:2*n]...)
+		x = x[2*n:]
+	}
+	return nil
+}
+
 func resetAll(states []lstmState) {
 	for i := range states {
 		states[i].reset()

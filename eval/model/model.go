@@ -53,6 +53,11 @@ type Model interface {
 	// LSTM. Image models carry nothing.
 	Reset()
 	ResetEval()
+
+	// Carried is a copy of what Step carries, empty where that is nothing; SetCarried puts it back, into a
+	// model of the same shape.
+	Carried() []float32
+	SetCarried(x []float32) error
 }
 
 func newParam(name string, shape ...int) *Param {

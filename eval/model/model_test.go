@@ -321,6 +321,26 @@ func TestTraining(t *testing.T) {
 	})
 }
 
+func TestCarriedStateGoesOn(t *testing.T) {
+	eachSample(t, func(t *testing.T, s sample) {
+		a, b := s.new(t), s.new(t)
+		mustStep(t, a, s.a)
+		mustStep(t, b, s.b) // another state
+		for i, p := range b.Params() {
+			copy(p.W, a.Params()[i].W)
+		}
+		if err := b.SetCarried(a.Carried()); err != nil {
+			t.Fatal(err)
+		}
+		if x, y := mustStep(t, a, s.b), mustStep(t, b, s.b); x != y {
+			t.Errorf("loss is %v after SetCarried, %v without interruption", y, x)
+		}
+		if err := b.SetCarried(make([]float32, 3)); err == nil {
+			t.Error("state of the wrong size was taken")
+		}
+	})
+}
+
 func TestLSTMCarriesState(t *testing.T) {
 	cfg := LSTMConfig{Vocab: 7, Embed: 5, Hidden: 8, Layers: 2}
 	whole := textBatch(3, 10, cfg.Vocab, 4)

@@ -79,7 +79,7 @@ type resNet struct {
 func NewResNet(depth, classes, channels, size int, seed uint64) (Model, error) {
 	switch {
 	case depth < 8 || (depth-2)%6 != 0:
-		return nil, fmt.Errorf("model: ResNet depth is %d, want 6n+2: 8, 14, 20 ...", depth)
+		return nil, fmt.Errorf("model: ResNet depth is %d, want 6n+2, from 8 on", depth)
 	case classes < 2:
 		return nil, fmt.Errorf("model: ResNet classes is %d, want at least 2", classes)
 	case channels < 1:
@@ -128,6 +128,13 @@ func (m *resNet) Params() []*Param   { return m.params }
 func (m *resNet) Buffers() []*Buffer { return m.buffers }
 func (m *resNet) Reset()             {}
 func (m *resNet) ResetEval()         {}
+func (m *resNet) Carried() []float32 { return nil }
+func (m *resNet) SetCarried(x []float32) error {
+	if len(x) != 0 {
+		return fmt.Errorf("model: carried state of %d numbers for a network that carries none", len(x))
+	}
+	return nil
+}
 
 func (m *resNet) check(b Batch) error {
 	image := m.channels * m.grid.h * m.grid.w

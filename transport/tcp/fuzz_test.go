@@ -36,8 +36,8 @@ func FuzzHello(f *testing.F) {
 
 func FuzzReply(f *testing.F) {
 	tab := table{token{7}, []addr{{"", 1}, {"10.0.0.2", 65535}, {"fe80::1", 0}}}
-	f.Add(appendReply(nil, false, tab.append(nil)), 3)
-	f.Add(appendReply(nil, true, []byte("rank 2 is taken")), 3)
+	f.Add(encodeReply(false, tab.encode()), 3)
+	f.Add(encodeReply(true, []byte("rank 2 is taken")), 3)
 	f.Add([]byte{0, 0xff, 0xff, 0xff, 0xff}, 1)
 	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), 1)
 	f.Fuzz(func(t *testing.T, b []byte, size int) {
@@ -46,7 +46,7 @@ func FuzzReply(f *testing.F) {
 			return
 		}
 		tab, err := parseTable(body, size)
-		if err == nil && (len(tab.addrs) != size || !bytes.Equal(tab.append(nil), body)) {
+		if err == nil && (len(tab.addrs) != size || !bytes.Equal(tab.encode(), body)) {
 			t.Errorf("%x became %+v", body, tab)
 		}
 	})
@@ -99,12 +99,12 @@ func FuzzFrame(f *testing.F) {
 
 func TestTableRoundTrip(t *testing.T) {
 	want := table{token{1, 2}, []addr{{"", 1}, {"10.0.0.2", 65535}}}
-	got, err := parseTable(want.append(nil), 2)
+	got, err := parseTable(want.encode(), 2)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	for _, size := range []int{1, 3} {
-		if _, err := parseTable(want.append(nil), size); err == nil {
+		if _, err := parseTable(want.encode(), size); err == nil {
 			t.Errorf("taken for a table of %d", size)
 		}
 	}

@@ -82,7 +82,8 @@ func readHello(r io.Reader) (hello, error) {
 	return h, nil
 }
 
-func appendReply(b []byte, refused bool, body []byte) []byte {
+func encodeReply(refused bool, body []byte) []byte {
+	var b []byte
 	status := byte(0)
 	if refused {
 		status = 1
@@ -126,8 +127,8 @@ type addr struct {
 	port int
 }
 
-func (t table) append(b []byte) []byte {
-	b = append(b, t.token[:]...)
+func (t table) encode() []byte {
+	b := append([]byte(nil), t.token[:]...)
 	for _, a := range t.addrs {
 		b = binary.BigEndian.AppendUint16(b, uint16(a.port))
 		b = append(append(b, byte(len(a.host))), a.host...)

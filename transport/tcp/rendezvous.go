@@ -192,7 +192,7 @@ func (l *lobby) serve(ctx context.Context, conn *net.TCPConn) {
 		l.mu.Lock()
 		l.refused = fmt.Sprintf("%v: %v", conn.RemoteAddr(), err)
 		l.mu.Unlock()
-		conn.Write(appendReply(nil, true, []byte(err.Error())))
+		conn.Write(encodeReply(true, []byte(err.Error())))
 	}
 	conn.Close()
 }
@@ -227,7 +227,7 @@ func (l *lobby) seat(h hello, conn *net.TCPConn) error {
 	case h.rank <= l.Rank || h.mesh >= l.Meshes || l.conns[h.mesh][h.rank] != nil:
 		return fmt.Errorf("rank %d cannot join mesh %d of rank %d again", h.rank, h.mesh, l.Rank)
 	}
-	if _, err := conn.Write(appendReply(nil, false, nil)); err != nil {
+	if _, err := conn.Write(encodeReply(false, nil)); err != nil {
 		return errNoPeer
 	}
 	conn.SetDeadline(time.Time{})
@@ -293,9 +293,9 @@ func (l *lobby) host(ctx context.Context) (table, error) {
 	defer l.mu.Unlock()
 	t := table{addrs: l.addrs}
 	rand.Read(t.token[:])
-	reply := appendReply(nil, false, t.append(nil))
+	reply := encodeReply(false, t.encode())
 	if err != nil {
-		reply = appendReply(nil, true, []byte(err.Error()))
+		reply = encodeReply(true, []byte(err.Error()))
 	}
 	for r, conn := range l.seats {
 		if conn == nil {

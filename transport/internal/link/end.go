@@ -52,8 +52,13 @@ func NewEnd(net string, rank, size int, timeout time.Duration, p *Pool) *End {
 	return e
 }
 
-func (e *End) Rank() int              { return e.rank }
-func (e *End) Size() int              { return e.size }
+// Rank is this end's place.
+func (e *End) Rank() int { return e.rank }
+
+// Size is the number of ranks.
+func (e *End) Size() int { return e.size }
+
+// Timeout is how long a silent peer is waited for.
 func (e *End) Timeout() time.Duration { return e.timeout }
 
 // Recv returns the next message from rank from.
@@ -178,6 +183,7 @@ func (e *End) Sent(n int) {
 	e.mu.Unlock()
 }
 
+// Traffic is what has been moved so far.
 func (e *End) Traffic() transport.Traffic {
 	e.mu.Lock()
 	defer e.mu.Unlock()
