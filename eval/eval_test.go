@@ -7,6 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -244,4 +246,86 @@ func TestMethodsLearn(t *testing.T) {
 		rec := do(t, r)
 		require.Less(t, *rec.Final, 17.0, "%s: 32 symbols", method)
 	}
+}
+
+// stopAfter is a run that ends with an error once step n is done.
+func stopAfter(r Run, n int) Run {
+	r.Problem = stopping{r.Problem, n}
+	return r
+}
+
+type stopping struct {
+	Problem
+	n int
+}
+
+type stoppingFeed struct {
+	Feed
+	n int
+}
+
+func (s stopping) Feed(rank int, set Settings) (Feed, error) {
+	f, err := s.Problem.Feed(rank, set)
+	return stoppingFeed{f, s.n}, err
+}
+
+func (f stoppingFeed) Batch(step int) (model.Batch, bool) {
+	b, reset := f.Feed.Batch(step)
+	if step >= f.n {
+		b.Labels = nil
+	}
+	return b, reset
+}
+
+// A run that is stopped anywhere and resumed ends with the bits of one that never stopped, and with its counts.
+func TestResumeIsBitEqual(t *testing.T) {
+	for _, c := range []struct{ task, method string }{
+		{"resnet8-glyphs", "dense"}, {"lstm-markov", "dgc:ratio=0.01,warmup=6"}, {"lstm-markov", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase"},
+		{"resnet8-glyphs", "powersgd"},
+	} {
+		const steps = 12
+		want := do(t, tiny(t, c.task, c.method, 2, steps))
+		for _, stop := range []int{2, 5, 11} {
+			r := tiny(t, c.task, c.method, 2, steps)
+			r.Checkpoints = Checkpoints{Dir: t.TempDir(), Every: 2, Resume: true}
+			_, err := stopAfter(r, stop).Do(context.Background())
+			require.ErrorContains(t, err, "labels")
+			got := do(t, r)
+			require.Equal(t, *want.HeldOutLoss, *got.HeldOutLoss, "%s with %s, stopped after %d", c.task, c.method, stop)
+			require.Equal(t, *want.TrainLoss, *got.TrainLoss)
+			require.Equal(t, want.Bytes, got.Bytes)
+			require.Equal(t, want.PayloadBytes, got.PayloadBytes)
+			require.Equal(t, want.WholePayloadRatio, got.WholePayloadRatio)
+			again := do(t, r) // from the last checkpoint there is nothing left to train
+			require.Equal(t, *want.HeldOutLoss, *again.HeldOutLoss)
+		}
+	}
+}
+
+func TestResumeRefusesAnotherRun(t *testing.T) {
+	dir := t.TempDir()
+	r := tiny(t, "lstm-markov", "dgc:ratio=0.01", 2, 4)
+	r.Checkpoints = Checkpoints{Dir: dir, Every: 2, Resume: true}
+	do(t, r)
+	for want, change := range map[string]func(r *Run){
+		"settings":          func(r *Run) { r.Settings.LR = 7 },
+		"number of workers": func(r *Run) { r.Settings.Workers = 1 },
+	} {
+		other := r
+		change(&other)
+		_, err := other.Do(context.Background())
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, dir, "the file is named")
+	}
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 4, "two checkpoints of each of two ranks")
+	for _, f := range files {
+		b, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		require.NoError(t, err)
+		b[len(b)/2] ^= 1
+		require.NoError(t, os.WriteFile(filepath.Join(dir, f.Name()), b, 0o666))
+	}
+	_, err = r.Do(context.Background())
+	require.ErrorContains(t, err, "checksum")
 }

@@ -24,7 +24,8 @@ type Run struct {
 	BucketBytes int           // 0: the smaller of 25 MiB and an eighth of the model
 	Timeout     time.Duration // how long a rank may be waited for
 	// Seats are this process's places among ranks that meet over a network; nil makes Settings.Workers of them in this process.
-	Seats []Seat
+	Seats       []Seat
+	Checkpoints Checkpoints
 	// Progress, if set, is called after each step of the first worker here.
 	Progress func(step int, loss float64)
 }
@@ -108,7 +109,7 @@ func (r Run) Do(ctx context.Context) (*Record, error) {
 			progress = nil
 		}
 		g.Go(func() (err error) {
-			results[i], err = worker(ctx, seat, r.Problem, r.Method, r.Settings, bucket, progress)
+			results[i], err = worker(ctx, seat, r, bucket, progress)
 			return err
 		})
 	}

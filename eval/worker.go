@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gradpress/gradpress/collective"
-	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/ddp"
 	"github.com/gradpress/gradpress/eval/model"
 	"github.com/gradpress/gradpress/hooks"
@@ -40,88 +39,115 @@ type tally struct {
 }
 
 // worker trains one replica. It returns every rank's tally in rank order.
-func worker(ctx context.Context, seat Seat, p Problem, m compress.Method, s Settings, bucketBytes int, progress func(step int, loss float64)) (all []tally, err error) {
+func worker(ctx context.Context, seat Seat, r Run, bucketBytes int, progress func(step int, loss float64)) (all []tally, err error) {
 	defer func() {
 		if err != nil { // take the others down too, whatever went wrong
 			seat.Data.Abort(err)
 			seat.Control.Abort(err)
 		}
 	}()
-	rank := seat.Data.Rank()
-	net, err := p.Model(s.Seed)
+	w, err := newReplica(ctx, seat, r, bucketBytes)
 	if err != nil {
 		return nil, err
 	}
-	feed, err := p.Feed(rank, s)
+	defer w.engine.Close()
+	files := keeper{Checkpoints: r.Checkpoints, header: w.header(r)}
+	first, err := files.resume(ctx, seat, w)
 	if err != nil {
 		return nil, err
 	}
-	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: s.Seed}
-	t := tally{}
-	if t.DenseWire, err = denseWire(ctx, cfg, seat, net, bucketBytes); err != nil {
-		return nil, err
-	}
-	engine, err := hooks.Compressed(ctx, cfg, m)
-	if err != nil {
-		return nil, err
-	}
-	defer engine.Close()
-	reducer, err := attach(net, engine, bucketBytes)
-	if err != nil {
-		return nil, err
-	}
-	opt := newSGD(net.Params(), s.Momentum, s.WeightDecay, engine.OwnsMomentum())
-
-	wire0, stats0 := seat.sent(), engine.Stats()
-	wire, stats, from := wire0, stats0, 0
-	tail, lossTail := max(1, s.Steps/10), 0.0
-	for step := range s.Steps {
-		if step == m.Warmup && step > 0 {
-			wire, stats, from = seat.sent(), engine.Stats(), step
-		}
-		b, reset := feed.Batch(step)
-		if reset {
-			net.Reset()
-		}
-		t0 := time.Now()
-		loss, err := net.Step(b, reducer.Ready)
+	for step := first; step < r.Settings.Steps; step++ {
+		loss, err := w.step(ctx, step)
 		if err != nil {
 			return nil, fmt.Errorf("step %d: %w", step, err)
-		}
-		t1 := time.Now()
-		if err := reducer.Wait(ctx); err != nil {
-			return nil, fmt.Errorf("step %d: %w", step, err)
-		}
-		t.Backward += t1.Sub(t0)
-		t.Wait += time.Since(t1)
-		opt.step(s.rate(step))
-		if step >= s.Steps-tail {
-			lossTail += loss / float64(tail)
 		}
 		if progress != nil {
 			progress(step+1, loss)
 		}
+		if err := files.keep(step+1, r.Settings.Steps, w); err != nil {
+			return nil, err
+		}
 	}
-	end, last := seat.sent(), engine.Stats()
-	late, whole := last.Sub(stats), last.Sub(stats0)
-	t.Steps, t.Wire, t.Payload = int64(s.Steps-from), end-wire, late.PayloadBytes
-	t.AllSteps, t.AllWire, t.AllPayload = int64(s.Steps), end-wire0, whole.PayloadBytes
-	t.Dense = whole.DenseBytes / int64(s.Steps)
-	t.StateBytes, t.NonFinite = int64(engine.StateBytes()), whole.NonFinite
-	t.Compress, t.Exchange, t.Decode = whole.Compress, whole.Exchange, whole.Decode
-	t.TrainLoss = lossTail
-
-	t.Weights = hash(net.Params())
-
-	if err := shareBuffers(ctx, seat, net); err != nil {
+	w.t.StateBytes, w.t.Weights = int64(w.engine.StateBytes()), hash(w.net.Params())
+	if err := shareBuffers(ctx, seat, w.net); err != nil {
 		return nil, err
 	}
-	loss, correct, count, err := p.Score(net, rank, s.Workers)
+	loss, correct, count, err := r.Problem.Score(w.net, seat.Data.Rank(), r.Settings.Workers)
 	if err != nil {
 		return nil, err
 	}
-	t.Loss, t.Correct, t.Count = loss, int64(correct), int64(count)
-	return gather(ctx, seat, t)
+	w.t.Loss, w.t.Correct, w.t.Count = loss, int64(correct), int64(count)
+	return gather(ctx, seat, w.t)
+}
+
+// replica is a model under training on one rank, and what it has cost so far.
+type replica struct {
+	seat    Seat
+	s       Settings
+	warmup  int
+	net     model.Model
+	feed    Feed
+	engine  *hooks.Engine
+	reducer *ddp.Reducer
+	opt     *sgd
+	t       tally
+}
+
+func newReplica(ctx context.Context, seat Seat, r Run, bucketBytes int) (*replica, error) {
+	w := &replica{seat: seat, s: r.Settings, warmup: min(r.Method.Warmup, r.Settings.Steps)}
+	var err error
+	if w.net, err = r.Problem.Model(w.s.Seed); err != nil {
+		return nil, err
+	}
+	if w.feed, err = r.Problem.Feed(seat.Data.Rank(), w.s); err != nil {
+		return nil, err
+	}
+	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: w.s.Seed}
+	if w.t.DenseWire, err = denseWire(ctx, cfg, seat, w.net, bucketBytes); err != nil {
+		return nil, err
+	}
+	if w.engine, err = hooks.Compressed(ctx, cfg, r.Method); err != nil {
+		return nil, err
+	}
+	if w.reducer, err = attach(w.net, w.engine, bucketBytes); err != nil {
+		w.engine.Close()
+		return nil, err
+	}
+	w.opt = newSGD(w.net.Params(), w.s.Momentum, w.s.WeightDecay, w.engine.OwnsMomentum())
+	return w, nil
+}
+
+// step trains on one batch and counts.
+func (w *replica) step(ctx context.Context, step int) (loss float64, err error) {
+	b, reset := w.feed.Batch(step)
+	if reset {
+		w.net.Reset()
+	}
+	sent, stats := w.seat.sent(), w.engine.Stats()
+	t0 := time.Now()
+	if loss, err = w.net.Step(b, w.reducer.Ready); err != nil {
+		return 0, err
+	}
+	t1 := time.Now()
+	if err := w.reducer.Wait(ctx); err != nil {
+		return 0, err
+	}
+	t2 := time.Now()
+	w.opt.step(w.s.rate(step))
+
+	t, wire, did := &w.t, w.seat.sent()-sent, w.engine.Stats().Sub(stats)
+	t.AllSteps, t.AllWire, t.AllPayload = t.AllSteps+1, t.AllWire+wire, t.AllPayload+did.PayloadBytes
+	if step >= w.warmup || w.warmup == w.s.Steps {
+		t.Steps, t.Wire, t.Payload = t.Steps+1, t.Wire+wire, t.Payload+did.PayloadBytes
+	}
+	t.Dense = did.DenseBytes
+	t.NonFinite += did.NonFinite
+	t.Backward, t.Wait = t.Backward+t1.Sub(t0), t.Wait+t2.Sub(t1)
+	t.Compress, t.Exchange, t.Decode = t.Compress+did.Compress, t.Exchange+did.Exchange, t.Decode+did.Decode
+	if tail := max(1, w.s.Steps/10); step >= w.s.Steps-tail {
+		t.TrainLoss += loss / float64(tail)
+	}
+	return loss, nil
 }
 
 // attach puts the model's gradients into the buckets of a reducer.
@@ -167,16 +193,11 @@ func denseWire(ctx context.Context, cfg hooks.Config, seat Seat, net model.Model
 // shareBuffers gives every rank rank 0's batch-norm statistics, so that all evaluate the same model.
 func shareBuffers(ctx context.Context, seat Seat, net model.Model) error {
 	for _, b := range net.Buffers() {
-		raw := make([]byte, 0, 4*len(b.X))
-		for _, x := range b.X {
-			raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
-		}
+		raw := floatBytes(b.X)
 		if err := seat.Data.Broadcast(ctx, raw, 0); err != nil {
 			return err
 		}
-		for i := range b.X {
-			b.X[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
-		}
+		readFloats(b.X, raw)
 	}
 	return nil
 }

@@ -32,6 +32,7 @@ type evalFlags struct {
 	lr, momentum, decay  float64
 	bucketMB             float64
 	data, out, profiling string
+	checkpoints          eval.Checkpoints
 	json, augment        bool
 	timeout              time.Duration
 }
@@ -73,6 +74,9 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
 	fl.Float64Var(&f.bucketMB, "bucket-mb", 0, "bucket size in MiB; 0 is the smaller of 25 and an eighth of the model")
 	fl.StringVar(&f.data, "data", "", "folder with data files; default is a cache that is filled from the network when needed")
 	fl.StringVar(&f.out, "out", "out", "folder for records and table")
+	fl.StringVar(&f.checkpoints.Dir, "checkpoint", "", "folder for checkpoints, one file a rank; default none are written")
+	fl.IntVar(&f.checkpoints.Every, "checkpoint-every", 100, "steps between two checkpoints")
+	fl.BoolVar(&f.checkpoints.Resume, "resume", false, "go on from the newest checkpoint that all ranks have in --checkpoint")
 	fl.BoolVar(&f.json, "json", false, "print one JSON object a run instead of the table")
 	fl.DurationVar(&f.timeout, "timeout", time.Minute, "how long a rank may be waited for")
 	fl.StringVar(&f.profiling, "profile", "", "write a profile to OUT: cpu or mem")
@@ -141,7 +145,7 @@ func (f *evalFlags) run(cmd *cobra.Command) (err error) {
 		var dense *float64
 		for _, m := range j.methods {
 			r := eval.Run{Task: j.task, Problem: j.problem, Method: m, Settings: j.settings, BucketBytes: int(f.bucketMB * (1 << 20)),
-				Timeout: f.timeout, Seats: seats, Progress: show.run(j.task.Name, m.Text, j.settings.Steps)}
+				Timeout: f.timeout, Seats: seats, Checkpoints: f.checkpoints, Progress: show.run(j.task.Name, m.Text, j.settings.Steps)}
 			rec, err := r.Do(ctx)
 			show.end(rec)
 			if err != nil {
@@ -203,6 +207,10 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		return nil, usagef("--train-limit is %d, want 0 (all) or more", f.trainLimit)
 	case !(f.bucketMB >= 0 && f.bucketMB < 1<<20):
 		return nil, usagef("--bucket-mb is %v, want 0 (automatic) or more", f.bucketMB)
+	case f.checkpoints.Every < 1:
+		return nil, usagef("--checkpoint-every is %d, want 1 or more", f.checkpoints.Every)
+	case f.checkpoints.Resume && f.checkpoints.Dir == "":
+		return nil, usagef("--resume needs --checkpoint DIR")
 	case f.timeout <= 0:
 		return nil, usagef("--timeout is %v, want more than 0", f.timeout)
 	}
