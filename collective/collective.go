@@ -12,7 +12,8 @@ import (
 // Op is how elements combine.
 type Op uint8
 
-// Mean divides every contribution by the size of the group before it is summed, so that a narrow wire type cannot overflow.
+// Mean divides by the size of the group: the sum, in float32; every contribution before it is summed, in a narrow wire type, which could
+// overflow.
 const (
 	Sum Op = iota
 	Mean

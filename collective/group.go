@@ -19,9 +19,10 @@ type group struct {
 	rank, size int
 	err        error // the first failure
 	stage      []float32
-	half       []uint16 // a chunk on its way out
-	sent       []int32  // what the ring has sent and not yet received the like of
-	held       [][]byte // messages that the last gather handed out
+	half       []uint16       // a chunk on its way out
+	wide       [block]float32 // scratch for narrow wire types
+	sent       []int32        // what the ring has sent and not yet received the like of
+	held       [][]byte       // messages that the last gather handed out
 	gathered   [][]byte
 	small      [8]byte
 }

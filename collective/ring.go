@@ -64,11 +64,11 @@ func (g *group) ring(ctx context.Context, x []float32, r Reduction, hops int) er
 		}
 		switch {
 		case hop < g.size-1:
-			theirs := float32(1)
-			if hop == 0 && r.Wire == kernels.F32 {
-				theirs = scale // it came as it was
+			last, after := hop == g.size-2, float32(1)
+			if last {
+				after = scale
 			}
-			combine(r, b, theirs, c, scale, hop == g.size-2)
+			combine(r, b, scale, c, after, last, &g.wide)
 		default:
 			unpack(c, b, r.Wire)
 		}
