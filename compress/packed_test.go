@@ -55,12 +55,15 @@ func blobs() [][]byte {
 	rng := rand.New(rand.NewPCG(2, 2))
 	all := [][]byte{{}, {0}, {1}, {0xff}}
 	for _, n := range []int{2, 7, 8, 9, 1000, blockSize - 1, blockSize, blockSize + 1, 2*blockSize + 5} {
-		noise, constant, levels := make([]byte, n), make([]byte, n), make([]byte, n)
+		noise, constant, levels, rare := make([]byte, n), make([]byte, n), make([]byte, n), make([]byte, n)
 		for i := range noise {
 			noise[i], constant[i] = byte(rng.Uint32()), 0x55
+			if rng.IntN(40) == 0 {
+				rare[i] = byte(rng.Uint32()) // seldom, but not ternaries
+			}
 			levels[i] = byte(int8(max(-127, min(127, 20*rng.NormFloat64()))))
 		}
-		all = append(all, make([]byte, n), constant, noise, levels)
+		all = append(all, make([]byte, n), constant, noise, levels, rare)
 		for _, p := range []float64{0.002, 0.1, 0.124, 0.126, 0.3, 1} {
 			_, four, _ := ternaryStream(4*n, p, uint64(n))
 			all = append(all, four)

@@ -35,6 +35,8 @@ type Method struct {
 	Text string // as it was written, with settings
 	// New makes a compressor for a Set, with feedback where the method wants it.
 	New func(Set) (Compressor, error)
+	// Across says that New must see all tensors that it serves as one Set: it chooses between them.
+	Across bool
 	// Small serves the tensors that are too small for New, all of them as one Set; nil leaves them dense.
 	Small func(Set) (Compressor, error)
 	// Momentum is what the method applies itself: the optimizer must then have none, and dense tensors get theirs in the hook.
@@ -78,6 +80,9 @@ func Register[C any](r *Registry, name, doc string, def C, m Memory, mk func(C, 
 		}
 		if o, ok := cfg.(interface{ Transparent() bool }); ok {
 			method.Transparent = o.Transparent()
+		}
+		if o, ok := cfg.(interface{ AcrossTensors() bool }); ok {
+			method.Across = o.AcrossTensors()
 		}
 		serve := func(c C) func(t Set) (Compressor, error) {
 			return func(t Set) (Compressor, error) {

@@ -18,13 +18,13 @@ func TwoPhase(mk func(Set) (Compressor, error)) func(Set) (Compressor, error) {
 		c := &twoPhase{rank: t.Rank, at: shards(p, t.Size)}
 		c.split.To = make([]Payload, t.Size)
 		c.packed.Sizes = make([]int, t.Size)
-		row := p.Len() / max(rows(p), 1)
 		for r := range t.Size {
 			n := c.at[r+1] - c.at[r]
 			shard := t
 			shard.Parts = []Part{{Name: fmt.Sprintf("%s/shard%d", p.Name, r), ID: p.ID + uint32(r), Shape: []int{n}}}
-			if rows(p) > 0 && len(p.Shape) > 1 {
-				shard.Parts[0].Shape = []int{n / row, row}
+			if len(p.Shape) > 1 {
+				from, to := share(p, t.Size, r)
+				shard.Parts[0].Shape = append([]int{to - from}, p.Shape[1:]...)
 			}
 			first, err := mk(shard)
 			if err != nil {
@@ -46,21 +46,27 @@ func TwoPhase(mk func(Set) (Compressor, error)) func(Set) (Compressor, error) {
 	})
 }
 
-// rows is the first dimension.
-func rows(p Part) int {
-	if len(p.Shape) == 0 {
-		return 1
+// share is the rows [from, to) of rank r: of the first dimension.
+func share(p Part, size, r int) (from, to int) {
+	n := 1
+	if len(p.Shape) > 0 {
+		n = p.Shape[0]
 	}
-	return p.Shape[0]
+	return r * n / size, (r + 1) * n / size
 }
 
-// shards are the bounds of each rank's share of p: whole rows.
+// shards are the bounds of every rank's share, in elements.
 func shards(p Part, size int) []int {
+	row := 1
+	for i, d := range p.Shape {
+		if i > 0 {
+			row *= d
+		}
+	}
 	at := make([]int, size+1)
-	n := rows(p)
-	row := p.Len() / max(n, 1)
-	for r := range at {
-		at[r] = r * n / size * row
+	for r := range size {
+		_, to := share(p, size, r)
+		at[r+1] = to * row
 	}
 	return at
 }

@@ -5,7 +5,7 @@ package ddp
 import (
 	"context"
 	"fmt"
-	"slices"
+	"time"
 
 	"github.com/gradpress/gradpress/kernels"
 )
@@ -36,65 +36,108 @@ type Class struct {
 type Hook interface {
 	// Plan says which class each parameter belongs to, before the layout is made.
 	Plan(params []Param) ([]Class, error)
-	// Bind announces the layout, before the first step and whenever it changes.
+	// Bind announces the layout, before the first step and whenever it changes. No bucket is under way.
 	Bind(params []Param, buckets []*Bucket) error
 	// Reduce begins the exchange of b and returns at once. It is called in bucket order on every rank. Finish is called on b when
 	// its gradients hold the mean.
 	Reduce(b *Bucket)
 }
 
-// Bucket is a run of gradients that are exchanged together.
-type Bucket struct {
-	Index int
-	Grad  kernels.Buf[float32]
-	Spans []Span // end to end, covering Grad
+// Stepper is a Hook that wants to know when a step is over.
+type Stepper interface{ Stepped(t Timing) }
 
-	missing int
-	done    chan error // holds one result
+// Aborter is a Hook that can take the other ranks down, so that they do not wait for one whose reducer has failed.
+type Aborter interface{ Abort(cause error) }
+
+// Timing is how a step went: First and Last are when the first gradient became final and when the last did, zero where there was no
+// backward pass. Wait is how long the caller then waited.
+type Timing struct {
+	Step        int
+	First, Last time.Time
+	Wait        time.Duration
 }
 
-// Span is the gradients of one class in a bucket, elements [Lo, Hi) of its Grad.
-type Span struct {
-	Class  string
-	Params []int
-	Lo, Hi int
+// Group is how the reducers of all ranks agree; a collective.Group is one. Nobody else may issue calls on it: buckets are under way
+// on the groups of the hook while a reducer agrees.
+type Group interface {
+	Broadcast(ctx context.Context, b []byte, root int) error
+	AllGather(ctx context.Context, mine []byte) ([][]byte, error)
+	Abort(cause error)
 }
 
-// Finish tells the reducer that b's gradients hold the mean, or that they never will.
-func (b *Bucket) Finish(err error) { b.done <- err }
-
-// Config sets a Reducer.
+// Config sets a Reducer. All ranks must set it alike.
 type Config struct {
 	Dev kernels.Device
 	// BucketBytes is the size at which a bucket is full; a larger tensor has a bucket of its own. Default 25 MiB.
 	BucketBytes int
+	// FirstBytes is the same for the first bucket, which is smaller so that the exchange begins early. Default 1 MiB; never more than
+	// BucketBytes.
+	FirstBytes int
+	// Group is needed by what follows.
+	Group Group
+	// Moved, if set, asks for the buckets to be laid out once more after the first step, in the order in which rank 0 saw gradients
+	// become final. It is called at the end of Wait or of a step of Join if that moved the gradients: windows from Grad are then dead.
+	Moved func()
+	// FindUnused lets parameters go without a gradient. One that no rank has used since the last exchange keeps the gradient that it
+	// has; on a rank that alone has not used it, it counts as zero.
+	FindUnused bool
+	// Uneven lets ranks run out of data at different times: each then calls Join.
+	Uneven bool
 }
 
-// DefaultBucketBytes is PyTorch's.
-const DefaultBucketBytes = 25 << 20
+// DefaultBucketBytes and DefaultFirstBytes are PyTorch's.
+const (
+	DefaultBucketBytes = 25 << 20
+	DefaultFirstBytes  = 1 << 20
+)
 
-// Reducer averages the gradients of one model replica with those of the other ranks. One goroutine only.
+func (c *Config) check() error {
+	if c.BucketBytes == 0 {
+		c.BucketBytes = DefaultBucketBytes
+	}
+	if c.FirstBytes == 0 {
+		c.FirstBytes = DefaultFirstBytes
+	}
+	c.FirstBytes = min(c.FirstBytes, c.BucketBytes)
+	switch {
+	case c.BucketBytes < 0:
+		return fmt.Errorf("ddp: bucket size %d, want more than 0 bytes", c.BucketBytes)
+	case c.FirstBytes < 0:
+		return fmt.Errorf("ddp: size of the first bucket %d, want more than 0 bytes", c.FirstBytes)
+	case c.Group == nil && (c.Moved != nil || c.FindUnused || c.Uneven):
+		return fmt.Errorf("ddp: Moved, FindUnused and Uneven need a Group")
+	}
+	return nil
+}
+
+// Reducer averages the gradients of one model replica with those of the other ranks. One goroutine only. After an error it is dead.
 type Reducer struct {
 	params  []Param
 	hook    Hook
+	cfg     Config
+	classes []Class
+	stream  kernels.Stream
 	buckets []*Bucket
 	home    []place // of each parameter
-	ready   []bool
-	next    int // bucket to launch
-	nosync  bool
-	err     error
-}
 
-type place struct{ bucket, lo, hi int }
+	ready  []bool // in this step
+	used   []bool // since the last exchange, NoSync included
+	shared []bool // used by any rank, as agreed
+	next   int    // bucket to launch
+	step   int    // exchanges so far
+	order  []int  // in which gradients became final, until the buckets are rebuilt; then nil
+	nosync bool
+	err    error
+
+	aside kernels.Buf[float32] // gradients of unused parameters during an exchange, end to end
+	kept  []int                // whose
+}
 
 // New lays the parameters out in buckets, in reverse order, since backward finishes the last ones first. All ranks must pass the
 // same parameters.
 func New(params []Param, h Hook, cfg Config) (*Reducer, error) {
-	if cfg.BucketBytes == 0 {
-		cfg.BucketBytes = DefaultBucketBytes
-	}
-	if cfg.BucketBytes < 0 {
-		return nil, fmt.Errorf("ddp: bucket size %d, want more than 0 bytes", cfg.BucketBytes)
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
 	seen := map[string]bool{}
 	for _, p := range params {
@@ -103,92 +146,30 @@ func New(params []Param, h Hook, cfg Config) (*Reducer, error) {
 		}
 		seen[p.Name] = true
 	}
-	r := &Reducer{params: params, hook: h, home: make([]place, len(params)), ready: make([]bool, len(params))}
-	classes, err := h.Plan(params)
-	if err != nil {
+	r := &Reducer{params: params, hook: h, cfg: cfg, ready: make([]bool, len(params)), used: make([]bool, len(params)), shared: make([]bool, len(params))}
+	var err error
+	if r.classes, err = h.Plan(params); err != nil {
 		return nil, err
 	}
-	if len(classes) != len(params) {
-		panic(fmt.Sprintf("ddp: a plan of %d classes for %d parameters", len(classes), len(params)))
+	if len(r.classes) != len(params) {
+		panic(fmt.Sprintf("ddp: a plan of %d classes for %d parameters", len(r.classes), len(params)))
+	}
+	if r.stream, err = cfg.Dev.NewStream(); err != nil {
+		return nil, err
 	}
 	order := make([]int, len(params))
 	for i := range order {
 		order[i] = len(params) - 1 - i
 	}
-	for _, members := range assign(params, classes, order, cfg.BucketBytes) {
-		if err := r.addBucket(members, classes, cfg.Dev); err != nil {
-			return nil, err
-		}
+	members := plan(params, r.classes, order, cfg.FirstBytes, cfg.BucketBytes)
+	if r.buckets, r.home, err = build(params, r.classes, members, cfg.Dev); err != nil {
+		return nil, err
+	}
+	if cfg.Moved != nil {
+		r.order = make([]int, 0, len(params))
 	}
 	r.begin()
 	return r, h.Bind(params, r.buckets)
-}
-
-// assign splits order into buckets of at most limit bytes, except that a class which is Together has one bucket, in the place of its last
-// member.
-func assign(params []Param, classes []Class, order []int, limit int) [][]int {
-	together := map[string][]int{}
-	last := map[string]int{}
-	for _, i := range order {
-		if c := classes[i]; c.Together {
-			together[c.Name] = append(together[c.Name], i)
-			last[c.Name] = i
-		}
-	}
-	var buckets [][]int
-	var open []int
-	size := 0
-	flush := func() {
-		if len(open) > 0 {
-			buckets = append(buckets, open)
-			open, size = nil, 0
-		}
-	}
-	for _, i := range order {
-		if c := classes[i]; c.Together {
-			if last[c.Name] == i {
-				flush()
-				buckets = append(buckets, together[c.Name])
-			}
-			continue
-		}
-		bytes := 4 * params[i].Len()
-		if size+bytes > limit {
-			flush()
-		}
-		open = append(open, i)
-		size += bytes
-	}
-	flush()
-	return buckets
-}
-
-func (r *Reducer) addBucket(members []int, classes []Class, dev kernels.Device) error {
-	b := &Bucket{Index: len(r.buckets), done: make(chan error, 1)}
-	var names []string
-	for _, i := range members {
-		if !slices.Contains(names, classes[i].Name) {
-			names = append(names, classes[i].Name)
-		}
-	}
-	n := 0
-	for _, name := range names {
-		span := Span{Class: name, Lo: n}
-		for _, i := range members {
-			if classes[i].Name == name {
-				hi := n + r.params[i].Len()
-				r.home[i] = place{b.Index, n, hi}
-				span.Params = append(span.Params, i)
-				n = hi
-			}
-		}
-		span.Hi = n
-		b.Spans = append(b.Spans, span)
-	}
-	var err error
-	b.Grad, err = kernels.NewBuf[float32](dev, n)
-	r.buckets = append(r.buckets, b)
-	return err
 }
 
 // begin makes ready for the next step.
@@ -196,7 +177,7 @@ func (r *Reducer) begin() {
 	clear(r.ready)
 	r.next = 0
 	for _, b := range r.buckets {
-		b.missing = 0
+		b.missing, b.Began, b.Filled = 0, time.Time{}, time.Time{}
 		for _, s := range b.Spans {
 			b.missing += len(s.Params)
 		}
@@ -220,50 +201,145 @@ func (r *Reducer) Ready(i int) error {
 	case i < 0 || i >= len(r.params):
 		panic(fmt.Sprintf("ddp: parameter %d of %d", i, len(r.params)))
 	case r.nosync:
+		r.used[i] = true
 		return nil
 	case r.ready[i]:
 		return r.fail(fmt.Errorf("ddp: parameter %q is ready for the second time in one step", r.params[i].Name))
 	}
-	r.ready[i] = true
-	r.buckets[r.home[i].bucket].missing--
+	r.ready[i], r.used[i] = true, true
+	if r.order != nil {
+		r.order = append(r.order, i)
+	}
+	b := r.buckets[r.home[i].bucket]
+	if b.Began.IsZero() {
+		b.Began = time.Now()
+	}
+	if b.missing--; b.missing == 0 {
+		b.Filled = time.Now()
+	}
 	for r.next < len(r.buckets) && r.buckets[r.next].missing == 0 {
-		r.hook.Reduce(r.buckets[r.next])
-		r.next++
+		r.launch()
 	}
 	return nil
 }
 
-// Wait ends the step: it returns once all gradients hold the mean. A parameter that was never ready is an error that names it. After
-// an error the reducer is dead.
+func (r *Reducer) launch() {
+	r.hook.Reduce(r.buckets[r.next])
+	r.next++
+}
+
+// Wait ends the step: it returns once all gradients hold the mean. Without FindUnused a parameter that was never ready is an error
+// that names it.
 func (r *Reducer) Wait(ctx context.Context) error {
+	start := time.Now()
 	if r.err != nil {
 		return r.err
 	}
-	var missing []string
+	if !r.cfg.FindUnused {
+		if err := r.complete(); err != nil {
+			return r.fail(err)
+		}
+	}
+	if err := r.exchange(ctx, start); err != nil {
+		return r.fail(err)
+	}
+	return nil
+}
+
+// exchange ends the step of a rank that trains. The ranks agree while the buckets are under way.
+func (r *Reducer) exchange(ctx context.Context, start time.Time) error {
+	if err := r.send(ctx); err != nil {
+		return err
+	}
+	if r.cfg.FindUnused || r.cfg.Uneven {
+		if _, err := r.agree(ctx, true); err != nil {
+			return err
+		}
+	}
+	return r.receive(ctx, start)
+}
+
+// complete is an error unless every parameter is ready.
+func (r *Reducer) complete() error {
+	first, n := "", 0
 	for i, ok := range r.ready {
 		if !ok {
-			missing = append(missing, r.params[i].Name)
+			if n == 0 {
+				first = r.params[i].Name
+			}
+			n++
 		}
 	}
-	if len(missing) > 0 {
-		return r.fail(fmt.Errorf("ddp: no gradient came for %q (%d of %d parameters)", missing[0], len(missing), len(r.params)))
+	if n > 0 {
+		return fmt.Errorf("ddp: no gradient came for %q (%d of %d parameters)", first, n, len(r.params))
 	}
+	return nil
+}
+
+// send launches what is not yet on its way.
+func (r *Reducer) send(ctx context.Context) error {
+	if err := r.setAside(ctx); err != nil {
+		return err
+	}
+	for r.next < len(r.buckets) {
+		r.launch()
+	}
+	return nil
+}
+
+// receive waits for all buckets and makes ready for the next step.
+func (r *Reducer) receive(ctx context.Context, start time.Time) error {
 	for _, b := range r.buckets {
 		select {
-		case err := <-b.done:
+		case err := <-b.Done():
 			if err != nil {
-				return r.fail(err)
+				return err
 			}
 		case <-ctx.Done():
-			return r.fail(ctx.Err())
+			return ctx.Err()
 		}
+	}
+	if err := r.putBack(ctx); err != nil {
+		return err
+	}
+	r.stepped(start)
+	clear(r.used)
+	if err := r.rebuild(ctx); err != nil {
+		return err
 	}
 	r.begin()
 	return nil
 }
 
+// stepped tells a hook that wants to know.
+func (r *Reducer) stepped(start time.Time) {
+	if h, ok := r.hook.(Stepper); ok {
+		t := Timing{Step: r.step, Wait: time.Since(start)}
+		for _, b := range r.buckets {
+			if b.Began.IsZero() {
+				continue
+			}
+			if t.First.IsZero() || b.Began.Before(t.First) {
+				t.First = b.Began
+			}
+			if b.Filled.After(t.Last) {
+				t.Last = b.Filled
+			}
+		}
+		h.Stepped(t)
+	}
+	r.step++
+}
+
+// fail ends the reducer, and tells the other ranks, who would wait for this one.
 func (r *Reducer) fail(err error) error {
 	r.err = err
+	if h, ok := r.hook.(Aborter); ok {
+		h.Abort(err)
+	}
+	if r.cfg.Group != nil {
+		r.cfg.Group.Abort(err)
+	}
 	return err
 }
 

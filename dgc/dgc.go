@@ -17,9 +17,8 @@ type TopKConfig struct {
 	Ratio    float64           `key:"ratio" doc:"share of each tensor's entries that is sent, in (0, 1]"`
 	Values   compress.Values   `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
 	Small    float64           `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Across   bool              `key:"across" doc:"select across all compressed tensors, which must then wait for the last of them, instead of within each"`
 	Exchange compress.Exchange `key:"exchange" doc:"gather every rank's entries, twophase through an owner of each segment, which selects again, or auto: what costs fewer bytes"`
-
-	pooled bool // the set is one long tensor
 }
 
 // Config sets DGC. Ratio is a share, so a sparsity of 99.9 % is 0.001.
@@ -32,9 +31,8 @@ type Config struct {
 	Warmup   int               `key:"warmup" doc:"steps over which sparsity rises in five stages; 0 is none; eval sets a fifth of the run"`
 	Values   compress.Values   `key:"values" doc:"how values travel: fp32, fp16, int8 (a scale a tensor) or sign (one magnitude a tensor); the loss stays behind"`
 	Small    float64           `key:"small" doc:"share sent of the 1-D and tiny tensors, selected across all of them; 0 sends them dense"`
+	Across   bool              `key:"across" doc:"select across all compressed tensors, which must then wait for the last of them, instead of within each"`
 	Exchange compress.Exchange `key:"exchange" doc:"gather every rank's entries, twophase through an owner of each segment, which selects again, or auto: what costs fewer bytes"`
-
-	pooled bool // the set is one long tensor
 }
 
 // Register adds topk and dgc with their defaults.
@@ -71,21 +69,27 @@ func checkRatios(ratio, small float64) error {
 	return nil
 }
 
+// AcrossTensors tells the hook to serve all tensors as one set.
+func (c TopKConfig) AcrossTensors() bool { return c.Across }
+
+// AcrossTensors tells the hook to serve all tensors as one set.
+func (c Config) AcrossTensors() bool { return c.Across }
+
 // Pool selects across all small tensors.
 func (c TopKConfig) Pool() (TopKConfig, bool) {
-	c.Ratio, c.pooled = c.Small, true
+	c.Ratio, c.Across = c.Small, true
 	return c, c.Small > 0
 }
 
 // Pool selects across all small tensors.
 func (c Config) Pool() (Config, bool) {
-	c.Ratio, c.pooled = c.Small, true
+	c.Ratio, c.Across = c.Small, true
 	return c, c.Small > 0
 }
 
 // lift picks how a one-tensor algorithm serves a set.
-func lift(pooled bool) func(func(compress.Part, compress.Set) (compress.Compressor, error)) func(compress.Set) (compress.Compressor, error) {
-	if pooled {
+func lift(across bool) func(func(compress.Part, compress.Set) (compress.Compressor, error)) func(compress.Set) (compress.Compressor, error) {
+	if across {
 		return compress.Whole
 	}
 	return compress.PerPart
@@ -101,7 +105,7 @@ func (c Config) WarmupSteps() int { return c.Warmup }
 
 // NewTopK makes gradient dropping, one selection a tensor, or one for all where they are pooled. It leaves what it does not send in v: wrap it in feedback.
 func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
-	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+	return lift(c.Across)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
 		return newSelection(c.Ratio, c.Values, c.Exchange, p, t)
 	})(t)
 }
@@ -179,7 +183,7 @@ func (c *topK) State() []compress.NamedBuf { return nil }
 
 // New makes DGC, selecting as NewTopK does. It keeps its own memory; the optimizer must have no momentum.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
-	return lift(c.pooled)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+	return lift(c.Across)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
 		top, err := newSelection(c.Ratio, c.Values, c.Exchange, p, t)
 		if err != nil {
 			return nil, err

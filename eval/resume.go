@@ -31,7 +31,7 @@ type keeper struct {
 }
 
 func (w *replica) header(r Run) checkpoint.Header {
-	h := checkpoint.Header{Task: r.Task.Name, Method: r.Method.Text, Rank: w.seat.Data.Rank(), Workers: r.Settings.Workers,
+	h := checkpoint.Header{Task: r.Task.Name, Method: r.name(), Rank: w.seat.Data.Rank(), Workers: r.Settings.Workers,
 		Settings: fmt.Sprintf("%+v %+v", r.Settings, r.Method.Config)}
 	for _, b := range w.reducer.Buckets() {
 		var members []int
@@ -165,10 +165,11 @@ const method = "method/"
 
 // save is everything that the replica remembers between steps.
 func (w *replica) save() (map[string][]byte, error) {
-	snap, err := w.engine.Save()
+	snap, err := w.hook.Save()
 	if err != nil {
 		return nil, err
 	}
+	w.count() // what was late has arrived
 	entries := map[string][]byte{"carried": floatBytes(w.net.Carried())}
 	if entries["tally"], err = binary.Append(nil, binary.LittleEndian, w.t); err != nil {
 		return nil, err
@@ -203,7 +204,7 @@ func (w *replica) restore(entries map[string][]byte) error {
 			snap[of] = x
 		}
 	}
-	if err := w.engine.Restore(snap); err != nil {
+	if err := w.hook.Restore(snap); err != nil {
 		return err
 	}
 	carried := make([]float32, len(entries["carried"])/4)

@@ -3,6 +3,7 @@ package eval
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"time"
 
@@ -26,6 +27,11 @@ type Run struct {
 	// Seats are this process's places among ranks that meet over a network; nil makes Settings.Workers of them in this process.
 	Seats       []Seat
 	Checkpoints Checkpoints
+	// Trace, if set, is written to when the run has ended: the timeline of the workers here, in Chrome's format, of TraceSteps steps after
+	// the method's warm-up.
+	Trace io.Writer
+	// Overlap asks for how much of the exchange was hidden behind the backward pass.
+	Overlap bool
 	// Progress, if set, is called after each step of the first worker here.
 	Progress func(step int, loss float64)
 }
@@ -74,6 +80,9 @@ type Record struct {
 	ExchangeSeconds float64 `json:"seconds_exchange"`
 	DecodeSeconds   float64 `json:"seconds_decode"`
 	WaitSeconds     float64 `json:"seconds_wait"`
+	// Overlap is the share of the shorter of backward and exchange in which both went on at once, after warm-up, on rank 0.
+	Overlap *float64 `json:"overlap"`
+	Buckets int64    `json:"buckets"`
 }
 
 // Do trains and evaluates. In a process that holds rank 0 it returns a Record, elsewhere nil.
@@ -101,6 +110,7 @@ func (r Run) Do(ctx context.Context) (*Record, error) {
 			}
 		}()
 	}
+	watch := newMonitor(r)
 	results := make([][]tally, len(seats))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, seat := range seats {
@@ -109,11 +119,14 @@ func (r Run) Do(ctx context.Context) (*Record, error) {
 			progress = nil
 		}
 		g.Go(func() (err error) {
-			results[i], err = worker(ctx, seat, r, bucket, progress)
+			results[i], err = worker(ctx, seat, r, bucket, watch, progress)
 			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	if err := watch.write(r.Trace); err != nil {
 		return nil, err
 	}
 	if seats[0].Data.Rank() != 0 {
@@ -121,6 +134,7 @@ func (r Run) Do(ctx context.Context) (*Record, error) {
 	}
 	rec := r.record(results[0], int64(params))
 	rec.BucketBytes = bucket
+	rec.Overlap = watch.overlap(seats[0].Data.Rank())
 	rec.Seconds = time.Since(start).Seconds()
 	return rec, nil
 }
@@ -142,7 +156,7 @@ func NewSeat(data, control transport.Mesh) Seat {
 
 func (r Run) record(all []tally, params int64) *Record {
 	s := r.Settings
-	rec := &Record{Task: r.Task.Name, Method: r.Method.Text, Workers: s.Workers, Steps: s.Steps, Warmup: min(r.Method.Warmup, s.Steps), Seed: s.Seed,
+	rec := &Record{Task: r.Task.Name, Method: r.name(), Workers: s.Workers, Steps: s.Steps, Warmup: min(r.Method.Warmup, s.Steps), Seed: s.Seed,
 		Batch: s.Batch, LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, Params: params, BLAS: blas.Name(),
 		Metric: r.Task.Metric, Floor: finite(r.Problem.Floor())}
 	var loss, train float64
@@ -165,6 +179,7 @@ func (r Run) record(all []tally, params int64) *Record {
 		rec.ExchangeSeconds += t.Exchange.Seconds() / n
 		rec.DecodeSeconds += t.Decode.Seconds() / n
 	}
+	rec.Buckets = all[0].Buckets
 	dense := float64(all[0].Dense)
 	rec.PayloadRatio, rec.WholePayloadRatio = dense/late, dense/whole
 	rec.WireRatio, rec.WholeWireRatio = finite(denseWire/lateWire), finite(denseWire/wholeWire)
@@ -195,6 +210,14 @@ func (s Settings) Check() error {
 		return fmt.Errorf("learning rate is %v, want more than 0", s.LR)
 	case !(s.Momentum >= 0 && s.Momentum < 1):
 		return fmt.Errorf("momentum is %v, want [0, 1)", s.Momentum)
+	case !(s.ClipNorm >= 0) || math.IsInf(s.ClipNorm, 0):
+		return fmt.Errorf("clip norm is %v, want 0 (off) or more", s.ClipNorm)
+	case s.Delay < 0:
+		return fmt.Errorf("delay is %d steps, want 0 or more", s.Delay)
+	case s.FedAvg < 0:
+		return fmt.Errorf("fedavg is %d steps, want 0 (off) or more", s.FedAvg)
+	case s.FedAvg > 0 && s.Delay > 0:
+		return fmt.Errorf("fedavg and a delay exclude each other: one averages weights, the other gradients")
 	case !(s.WeightDecay >= 0) || math.IsInf(s.WeightDecay, 0):
 		return fmt.Errorf("weight decay is %v, want 0 or more", s.WeightDecay)
 	}

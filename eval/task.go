@@ -24,7 +24,11 @@ type Settings struct {
 	Momentum    float64
 	WeightDecay float64
 	Seed        uint64
-	Augment     bool // crop and mirror training images, where the data allows it
+	Delay       int     // steps that a mean may be late (delayed gradient averaging); 0 waits for it
+	Uncorrected bool    // late means are applied as they are
+	FedAvg      int     // local steps between two averages of the weights, instead of averaging gradients; 0 is off
+	ClipNorm    float64 // of the whole gradient of a rank; 0 is off
+	Augment     bool    // crop and mirror training images, where the data allows it
 }
 
 // Task is a model and the data it is trained on.

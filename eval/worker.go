@@ -27,6 +27,7 @@ type tally struct {
 	// Over the whole run.
 	AllSteps, AllWire, AllPayload int64
 	Dense                         int64 // bytes of gradient a step, 4 a parameter
+	Buckets                       int64
 	DenseWire                     int64 // bytes on the wire for a step of dense ring all-reduce
 	StateBytes, NonFinite         int64
 	Backward, Wait                time.Duration
@@ -39,23 +40,24 @@ type tally struct {
 }
 
 // worker trains one replica. It returns every rank's tally in rank order.
-func worker(ctx context.Context, seat Seat, r Run, bucketBytes int, progress func(step int, loss float64)) (all []tally, err error) {
+func worker(ctx context.Context, seat Seat, r Run, bucketBytes int, watch *monitor, progress func(step int, loss float64)) (all []tally, err error) {
 	defer func() {
 		if err != nil { // take the others down too, whatever went wrong
 			seat.Data.Abort(err)
 			seat.Control.Abort(err)
 		}
 	}()
-	w, err := newReplica(ctx, seat, r, bucketBytes)
+	w, err := newReplica(ctx, seat, r, bucketBytes, watch)
 	if err != nil {
 		return nil, err
 	}
-	defer w.engine.Close()
+	defer w.hook.Close()
 	files := keeper{Checkpoints: r.Checkpoints, header: w.header(r)}
 	first, err := files.resume(ctx, seat, w)
 	if err != nil {
 		return nil, err
 	}
+	w.sent, w.stats = w.seat.sent(), w.engine.Stats()
 	for step := first; step < r.Settings.Steps; step++ {
 		loss, err := w.step(ctx, step)
 		if err != nil {
@@ -68,7 +70,10 @@ func worker(ctx context.Context, seat Seat, r Run, bucketBytes int, progress fun
 			return nil, err
 		}
 	}
-	w.t.StateBytes, w.t.Weights = int64(w.engine.StateBytes()), hash(w.net.Params())
+	if err := w.settle(ctx); err != nil {
+		return nil, err
+	}
+	w.t.StateBytes, w.t.Weights = int64(w.stateBytes()), hash(w.net.Params())
 	if err := shareBuffers(ctx, seat, w.net); err != nil {
 		return nil, err
 	}
@@ -88,12 +93,16 @@ type replica struct {
 	net     model.Model
 	feed    Feed
 	engine  *hooks.Engine
+	late    *hooks.Delayed // around engine, nil without a delay
+	hook    hooks.Inner    // the outer one
 	reducer *ddp.Reducer
 	opt     *sgd
 	t       tally
+	sent    int64       // what t knows of
+	stats   hooks.Stats // likewise
 }
 
-func newReplica(ctx context.Context, seat Seat, r Run, bucketBytes int) (*replica, error) {
+func newReplica(ctx context.Context, seat Seat, r Run, bucketBytes int, watch *monitor) (*replica, error) {
 	w := &replica{seat: seat, s: r.Settings, warmup: min(r.Method.Warmup, r.Settings.Steps)}
 	var err error
 	if w.net, err = r.Problem.Model(w.s.Seed); err != nil {
@@ -102,16 +111,29 @@ func newReplica(ctx context.Context, seat Seat, r Run, bucketBytes int) (*replic
 	if w.feed, err = r.Problem.Feed(seat.Data.Rank(), w.s); err != nil {
 		return nil, err
 	}
-	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: w.s.Seed}
+	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: w.s.Seed, ClipNorm: w.s.ClipNorm}
 	if w.t.DenseWire, err = denseWire(ctx, cfg, seat, w.net, bucketBytes); err != nil {
 		return nil, err
 	}
+	cfg.Recorder = watch.recorder()
 	if w.engine, err = hooks.Compressed(ctx, cfg, r.Method); err != nil {
 		return nil, err
 	}
-	if w.reducer, err = attach(w.net, w.engine, bucketBytes); err != nil {
-		w.engine.Close()
+	w.hook = w.engine
+	if w.s.Delay > 0 {
+		w.late, err = hooks.NewDelayed(ctx, w.engine, hooks.Delay{Dev: kernels.CPU(), Steps: w.s.Delay, Uncorrected: w.s.Uncorrected})
+		if err != nil {
+			return nil, err
+		}
+		w.hook = w.late
+	}
+	if w.reducer, err = attach(w.net, w.hook, bucketBytes); err != nil {
+		w.hook.Close()
 		return nil, err
+	}
+	w.t.Buckets = int64(len(w.reducer.Buckets()))
+	for _, p := range w.net.Params() {
+		w.t.Dense += int64(4 * len(p.W))
 	}
 	w.opt = newSGD(w.net.Params(), w.s.Momentum, w.s.WeightDecay, w.engine.OwnsMomentum())
 	return w, nil
@@ -123,31 +145,119 @@ func (w *replica) step(ctx context.Context, step int) (loss float64, err error) 
 	if reset {
 		w.net.Reset()
 	}
-	sent, stats := w.seat.sent(), w.engine.Stats()
 	t0 := time.Now()
-	if loss, err = w.net.Step(b, w.reducer.Ready); err != nil {
+	ready := w.reducer.Ready
+	if w.s.FedAvg > 0 {
+		ready = nil
+	}
+	rate := w.s.rate(step)
+	if w.late != nil {
+		w.late.SetRate(rate)
+	}
+	if loss, err = w.net.Step(b, ready); err != nil {
 		return 0, err
 	}
 	t1 := time.Now()
-	if err := w.reducer.Wait(ctx); err != nil {
+	if w.s.FedAvg > 0 {
+		w.opt.step(rate)
+		if (step+1)%w.s.FedAvg == 0 || step+1 == w.s.Steps {
+			err = w.averageWeights(ctx)
+		}
+	} else if err = w.reducer.Wait(ctx); err == nil {
+		w.opt.step(rate)
+	}
+	if err != nil {
 		return 0, err
 	}
 	t2 := time.Now()
-	w.opt.step(w.s.rate(step))
 
-	t, wire, did := &w.t, w.seat.sent()-sent, w.engine.Stats().Sub(stats)
-	t.AllSteps, t.AllWire, t.AllPayload = t.AllSteps+1, t.AllWire+wire, t.AllPayload+did.PayloadBytes
+	t := &w.t
+	t.AllSteps++
 	if step >= w.warmup || w.warmup == w.s.Steps {
-		t.Steps, t.Wire, t.Payload = t.Steps+1, t.Wire+wire, t.Payload+did.PayloadBytes
+		t.Steps++
 	}
-	t.Dense = did.DenseBytes
-	t.NonFinite += did.NonFinite
+	w.count()
 	t.Backward, t.Wait = t.Backward+t1.Sub(t0), t.Wait+t2.Sub(t1)
-	t.Compress, t.Exchange, t.Decode = t.Compress+did.Compress, t.Exchange+did.Exchange, t.Decode+did.Decode
 	if tail := max(1, w.s.Steps/10); step >= w.s.Steps-tail {
 		t.TrainLoss += loss / float64(tail)
 	}
 	return loss, nil
+}
+
+// count adds what has been exchanged since it was last called to the tally. An exchange that is late counts when it is over.
+func (w *replica) count() {
+	sent, stats := w.seat.sent(), w.engine.Stats()
+	t, wire, did := &w.t, sent-w.sent, stats.Sub(w.stats)
+	w.sent, w.stats = sent, stats
+	t.AllWire, t.AllPayload = t.AllWire+wire, t.AllPayload+did.PayloadBytes
+	if t.Steps > 0 {
+		t.Wire, t.Payload = t.Wire+wire, t.Payload+did.PayloadBytes
+	}
+	t.NonFinite += did.NonFinite
+	t.Compress, t.Exchange, t.Decode = t.Compress+did.Compress, t.Exchange+did.Exchange, t.Decode+did.Decode
+}
+
+// averageWeights lets the weights travel as gradients do, which are clear.
+func (w *replica) averageWeights(ctx context.Context) error {
+	params := w.net.Params()
+	for i := len(params) - 1; i >= 0; i-- {
+		copy(params[i].G, params[i].W)
+		if err := w.reducer.Ready(i); err != nil {
+			return err
+		}
+	}
+	if err := w.reducer.Wait(ctx); err != nil {
+		return err
+	}
+	for _, p := range params {
+		copy(p.W, p.G)
+		clear(p.G)
+	}
+	return nil
+}
+
+// settle ends a run with late means: what is under way is let arrive, and weights and optimizer state are averaged, so that all ranks hold
+// the same.
+func (w *replica) settle(ctx context.Context) error {
+	if w.late == nil {
+		return nil
+	}
+	if err := w.late.Drain(); err != nil {
+		return err
+	}
+	w.count()
+	sent := w.sent
+	stream, err := kernels.CPU().NewStream()
+	if err != nil {
+		return err
+	}
+	for i, p := range w.net.Params() {
+		for _, x := range [][]float32{p.W, w.opt.u[i]} {
+			buf, err := kernels.NewBuf[float32](kernels.CPU(), len(x))
+			if err != nil {
+				return err
+			}
+			kernels.Write(stream, buf, x)
+			if err := w.seat.Data.AllReduce(ctx, stream, buf, collective.Reduction{Op: collective.Mean}); err != nil {
+				return err
+			}
+			if err := kernels.Read(ctx, stream, x, buf); err != nil {
+				return err
+			}
+			w.t.AllPayload += int64(4 * len(x))
+		}
+	}
+	w.t.AllWire += w.seat.sent() - sent
+	return nil
+}
+
+// stateBytes is what the method remembers between steps.
+func (w *replica) stateBytes() int {
+	n := w.engine.StateBytes()
+	if w.late != nil {
+		n += w.late.StateBytes()
+	}
+	return n
 }
 
 // attach puts the model's gradients into the buckets of a reducer.
@@ -169,6 +279,7 @@ func attach(net model.Model, h ddp.Hook, bucketBytes int) (*ddp.Reducer, error) 
 
 // denseWire counts what a step of plain ring all-reduce of the same buckets puts on the wire from this rank, by doing one.
 func denseWire(ctx context.Context, cfg hooks.Config, seat Seat, net model.Model, bucketBytes int) (int64, error) {
+	cfg.ClipNorm = 0
 	engine, err := hooks.AllReduce(ctx, cfg)
 	if err != nil {
 		return 0, err

@@ -4,7 +4,9 @@ package hooks
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -21,6 +23,14 @@ type Config struct {
 	Seed          uint64 // equal on all ranks
 	// Trust skips the check for non-finite gradients. Then an Inf or NaN stays in the residual for ever.
 	Trust bool
+	// ClipNorm, if set, scales a rank's whole gradient down to a norm of ClipNorm / sqrt(ranks) before it is accumulated (Lin et al. 2018,
+	// section 3.2). No bucket can then leave before the last one is filled: clipping each tensor keeps the overlap.
+	ClipNorm float64
+	// Wire is how gradients travel that would travel as float32 sums: dense tensors, and the factors of low-rank methods.
+	Wire kernels.DType
+	// Recorder, if set, is told what happens. Residuals lets it know the largest residual too, at the price of a pass over them a step.
+	Recorder  Recorder
+	Residuals bool
 }
 
 // smallest is the size from which tensors are worth compressing: those below, and all of at most one dimension, are under 1 % of the
@@ -34,17 +44,26 @@ func AllReduce(ctx context.Context, cfg Config) (*Engine, error) {
 
 // Compressed sends tensors through m, but small ones dense, or pooled where m says how.
 func Compressed(ctx context.Context, cfg Config, m compress.Method) (*Engine, error) {
+	return New(ctx, cfg, m.Momentum, bySize(m))
+}
+
+// bySize leaves small tensors dense, or pooled where m says how.
+func bySize(m compress.Method) func(ddp.Param) Choice {
 	small := Choice{Method: compress.Dense(m.Momentum)}
 	if m.Small != nil {
 		small = Choice{Method: m, Pool: "small"}
 		small.Method.New = m.Small
 	}
-	return New(ctx, cfg, m.Momentum, func(p ddp.Param) Choice {
+	whole := Choice{Method: m}
+	if m.Across {
+		whole.Pool = "compressed"
+	}
+	return func(p ddp.Param) Choice {
 		if len(p.Shape) <= 1 || p.Len() < smallest {
 			return small
 		}
-		return Choice{Method: m}
-	})
+		return whole
+	}
 }
 
 // Choice is how a parameter is served. Parameters of one Pool are served as one set, in one bucket; "" is none.
@@ -75,8 +94,43 @@ func New(ctx context.Context, cfg Config, owned compress.Momentum, choose func(d
 	if e.back, err = cfg.Dev.NewStream(); err != nil {
 		return nil, err
 	}
-	e.flag, err = kernels.NewBuf[uint32](cfg.Dev, 1)
-	return e, err
+	if cfg.Recorder != nil {
+		e.watch = &watch{to: cfg.Recorder, rank: cfg.Data.Rank()}
+	}
+	var errs [2]error
+	e.flag, errs[0] = kernels.NewBuf[uint32](cfg.Dev, 1)
+	e.norm, errs[1] = kernels.NewBuf[float64](cfg.Dev, 1)
+	return e, errors.Join(errs[:]...)
+}
+
+// narrowed makes the float32 sums of a compressor travel as another type.
+type narrowed struct {
+	compress.Compressor
+	wire kernels.DType
+}
+
+func (c *narrowed) Start(ctx context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
+	p, err := c.Compressor.Start(ctx, s, v)
+	return c.narrow(p), err
+}
+
+func (c *narrowed) Next(ctx context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
+	p, err := c.Compressor.Next(ctx, s, got, out)
+	return c.narrow(p), err
+}
+
+func (c *narrowed) narrow(p compress.Payload) compress.Payload {
+	switch p := p.(type) {
+	case *compress.Linear:
+		if p.Wire == kernels.F32 {
+			p.Wire = c.wire
+		}
+	case *compress.Many:
+		for _, q := range p.Of {
+			c.narrow(q)
+		}
+	}
+	return p
 }
 
 // Engine is a ddp.Hook. Two goroutines share the work: one compresses bucket i+1 while the other has bucket i on the wire. The second
@@ -86,15 +140,18 @@ type Engine struct {
 	cfg    Config
 	owned  compress.Momentum
 	choose func(ddp.Param) Choice
+	accept func([]ddp.Param) error // nil takes any
 
 	front, back kernels.Stream
 	flag        kernels.Buf[uint32]
+	norm        kernels.Buf[float64]
 	jobs        []*job // by bucket
 	toStart     chan *job
 	toExchange  chan *job
 	running     sync.WaitGroup
 	fused       map[kernels.DType]kernels.Buf[float32]
 	stage       stage
+	watch       *watch // nil without a Recorder
 
 	mu    sync.Mutex
 	stats Stats
@@ -135,6 +192,11 @@ func (e *Engine) OwnsMomentum() compress.Momentum { return e.owned }
 
 // Plan makes a class of each method and each pool.
 func (e *Engine) Plan(params []ddp.Param) ([]ddp.Class, error) {
+	if e.accept != nil {
+		if err := e.accept(params); err != nil {
+			return nil, err
+		}
+	}
 	classes := make([]ddp.Class, len(params))
 	for i, p := range params {
 		classes[i] = e.choose(p).class()
@@ -151,6 +213,7 @@ func (e *Engine) Bind(params []ddp.Param, buckets []*ddp.Bucket) error {
 	rebound := e.jobs != nil
 	e.stop()
 	e.jobs = nil
+	e.watch.bind(len(buckets))
 	for _, b := range buckets {
 		j := &job{b: b}
 		for _, span := range b.Spans {
@@ -162,6 +225,9 @@ func (e *Engine) Bind(params []ddp.Param, buckets []*ddp.Bucket) error {
 			c, err := m.New(set)
 			if err != nil {
 				return fmt.Errorf("hooks: %s: %w", m.Text, err)
+			}
+			if e.cfg.Wire != kernels.F32 {
+				c = &narrowed{c, e.cfg.Wire}
 			}
 			j.spans = append(j.spans, served{set, c, b.Grad.Slice(span.Lo, span.Hi)})
 			j.guarded = j.guarded || !m.Transparent && !e.cfg.Trust
@@ -238,6 +304,12 @@ func (e *Engine) stop() {
 	}
 }
 
+// Stepped tells the Recorder.
+func (e *Engine) Stepped(t ddp.Timing) { e.watch.stepped(t, e.Stats()) }
+
+// Abort fails the engine on every rank.
+func (e *Engine) Abort(cause error) { _ = e.fail(cause) }
+
 // Close ends the engine's goroutines once the buckets under way are done. The groups stay open.
 func (e *Engine) Close() { e.stop() }
 
@@ -262,13 +334,55 @@ func (e *Engine) failed() error {
 func (e *Engine) startLoop() {
 	defer e.running.Done()
 	defer close(e.toExchange)
+	held := make([]*job, 0, len(e.jobs))
 	for j := range e.toStart {
-		if j.err = e.failed(); j.err == nil {
-			if err := e.begin(j); err != nil {
-				j.err = e.fail(err)
-			}
+		if e.cfg.ClipNorm == 0 {
+			e.startJob(j)
+			continue
 		}
-		e.toExchange <- j
+		if held = append(held, j); len(held) < len(e.jobs) {
+			continue
+		}
+		e.clip(held)
+		for _, j := range held {
+			e.startJob(j)
+		}
+		held = held[:0]
+	}
+}
+
+// startJob begins j and hands it on, with its error where there is one.
+func (e *Engine) startJob(j *job) {
+	if j.err = e.failed(); j.err == nil {
+		if err := e.begin(j); err != nil {
+			j.err = e.fail(err)
+		}
+	}
+	e.toExchange <- j
+}
+
+// clip scales the gradient of a step, all buckets of it, down to the norm that the config allows. Buckets with something that is not
+// finite are exchanged as they are and do not count.
+func (e *Engine) clip(all []*job) {
+	if e.failed() != nil {
+		return
+	}
+	kernels.Zero(e.front, e.norm)
+	for _, j := range all {
+		var err error
+		if j.dense, err = e.poisoned(j); err != nil {
+			_ = e.fail(err)
+			return
+		}
+		if !j.dense {
+			kernels.SumSquares(e.front, e.norm, j.b.Grad)
+		}
+	}
+	limit := float32(e.cfg.ClipNorm / math.Sqrt(float64(e.cfg.Data.Size())))
+	for _, j := range all {
+		if !j.dense {
+			kernels.ClipNorm(e.front, j.b.Grad, e.norm, limit)
+		}
 	}
 }
 
@@ -286,9 +400,12 @@ func (e *Engine) exchangeLoop() {
 
 // begin is the first half of a bucket's step: agree that all is finite, start the compressors, encode what they offer.
 func (e *Engine) begin(j *job) (err error) {
+	e.watch.begin(j.b)
 	t0 := time.Now()
-	if j.dense, err = e.poisoned(j); err != nil {
-		return err
+	if e.cfg.ClipNorm == 0 {
+		if j.dense, err = e.poisoned(j); err != nil {
+			return err
+		}
 	}
 	t1 := time.Now()
 	if !j.dense {
@@ -304,9 +421,17 @@ func (e *Engine) begin(j *job) (err error) {
 			return err
 		}
 	}
+	t2 := time.Now()
+	if j.guarded {
+		e.watch.span(j.b, Agree, t0, t1)
+	}
+	e.watch.span(j.b, Compress, t1, t2)
+	if err := e.offered(j, e.front, &e.stage.front.n); err != nil {
+		return err
+	}
 	e.count(func(s *Stats) {
 		s.Exchange += t1.Sub(t0)
-		s.Compress += time.Since(t1)
+		s.Compress += t2.Sub(t1)
 		s.DenseBytes += int64(4 * j.b.Grad.Len())
 	})
 	return nil
@@ -331,22 +456,45 @@ func (e *Engine) poisoned(j *job) (bool, error) {
 	return any != 0, err
 }
 
-// finish is the second half: exchange and feed back, round by round, until no compressor has anything more to say.
-func (e *Engine) finish(j *job) error {
-	if j.dense {
-		e.count(func(s *Stats) { s.PayloadBytes += int64(4 * j.b.Grad.Len()) })
-		if err := e.cfg.Data.AllReduce(e.ctx, e.back, j.b.Grad, collective.Reduction{Op: collective.Mean}); err != nil {
+// offered notes how many numbers a round's payloads hold.
+func (e *Engine) offered(j *job, s kernels.Stream, stage *[]uint32) error {
+	if e.watch == nil {
+		return nil
+	}
+	for i, sp := range j.spans {
+		var p compress.Payload = &compress.Linear{X: sp.grad}
+		if !j.dense {
+			p = j.payloads[i]
+		}
+		if err := e.watch.offered(e.ctx, s, p, sp.grad.Len(), stage); err != nil {
 			return err
 		}
-		return e.back.Sync(e.ctx)
+	}
+	return nil
+}
+
+// finish is the second half: exchange and feed back, round by round, until no compressor has anything more to say.
+func (e *Engine) finish(j *job) error {
+	t0 := time.Now()
+	if j.dense {
+		e.count(func(s *Stats) { s.PayloadBytes += int64(4 * j.b.Grad.Len()) })
+		err := e.cfg.Data.AllReduce(e.ctx, e.back, j.b.Grad, collective.Reduction{Op: collective.Mean})
+		if err == nil {
+			err = e.back.Sync(e.ctx)
+		}
+		t1 := time.Now()
+		e.watch.span(j.b, Exchange, t0, t1)
+		e.count(func(s *Stats) { s.Exchange += t1.Sub(t0) })
+		return err
 	}
 	for {
-		t0 := time.Now()
+		decoded := e.Stats().Decode
 		err := e.exchange(j)
 		if err != nil {
 			return err
 		}
 		t1 := time.Now()
+		arrived := t1.Add(decoded - e.Stats().Decode) // decoding is the last thing that exchange does
 		left := false
 		for i, sp := range j.spans {
 			if j.payloads[i] == nil {
@@ -357,22 +505,35 @@ func (e *Engine) finish(j *job) error {
 			}
 			left = left || j.payloads[i] != nil
 		}
+		if !left {
+			if err = e.back.Sync(e.ctx); err != nil {
+				return err
+			}
+		}
 		t2 := time.Now()
 		if left {
-			err = e.encode(j, e.back)
-		} else {
-			err = e.back.Sync(e.ctx)
+			if err = e.encode(j, e.back); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return err
-		}
+		t3 := time.Now()
+		e.watch.span(j.b, Exchange, t0, arrived)
+		e.watch.span(j.b, Decode, arrived, t3)
 		e.count(func(s *Stats) {
 			s.Exchange += t1.Sub(t0)
 			s.Decode += t2.Sub(t1)
-			s.Compress += time.Since(t2)
+			s.Compress += t3.Sub(t2)
 		})
 		if !left {
-			return nil
+			break
 		}
+		if err = e.offered(j, e.back, &e.stage.back.n); err != nil {
+			return err
+		}
+		t0 = time.Now()
 	}
+	if e.watch == nil || !e.cfg.Residuals {
+		return nil
+	}
+	return e.watch.owes(e.ctx, e.back, j.spans)
 }

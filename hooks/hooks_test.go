@@ -12,6 +12,7 @@ import (
 
 	"github.com/gradpress/gradpress/collective"
 	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/compress/all"
 	"github.com/gradpress/gradpress/compress/compresstest"
 	"github.com/gradpress/gradpress/ddp"
 	"github.com/gradpress/gradpress/hooks"
@@ -96,6 +97,63 @@ func TestPool(t *testing.T) {
 		}
 		s := w.engines[0].Stats()
 		require.Less(t, s.PayloadBytes, s.DenseBytes/30)
+	}
+}
+
+// TestAcross: the k largest entries of all compressed tensors together go, whatever tensor they are in.
+func TestAcross(t *testing.T) {
+	w := newWorld(t, 1, kernels.CPU(), 1000, model, compressed(t, "topk:ratio=0.005,across=true"), nil)
+	g := draw(3, 1, modelLen())[0]
+	lo, hi := 224, 224+1152 // conv2
+	for i := range g {
+		if lo <= i && i < hi {
+			g[i] *= 1000
+		}
+	}
+	out := w.mustStep([][]float32{g})[0]
+	sent := 0
+	for i, x := range out {
+		if x != 0 && lo <= i && i < hi {
+			sent++
+		}
+	}
+	require.Equal(t, 19, sent, "0.5 % of conv2 and linear, all of it from conv2")
+}
+
+// TestClipNorm: the whole gradient of each rank is scaled, not each tensor, and a rank's Inf does not silence the others.
+func TestClipNorm(t *testing.T) {
+	mk := func(ctx context.Context, cfg hooks.Config) (*hooks.Engine, error) {
+		cfg.ClipNorm = 3
+		return hooks.Compressed(ctx, cfg, method(t, "topk:ratio=1"))
+	}
+	for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
+		w := newWorld(t, 4, dev, 1000, model, mk, nil)
+		for step := range 2 {
+			g := draw(uint64(step), 4, modelLen())
+			for i := range g[2] {
+				g[2][i] *= 1e-6 // this rank is below the limit
+			}
+			want := make([]float64, modelLen())
+			for _, x := range g {
+				var sum float64
+				for _, v := range x {
+					sum += float64(v) * float64(v)
+				}
+				scale := min(1, 3/math.Sqrt(4)/math.Sqrt(sum))
+				for i, v := range x {
+					want[i] += scale * float64(v) / 4
+				}
+			}
+			out := w.mustStep(g)
+			for i := range want {
+				require.InDelta(t, want[i], out[3][i], 1e-6*math.Abs(want[i])+1e-7, "element %d", i)
+			}
+		}
+		g := draw(9, 4, modelLen())
+		g[1][modelLen()-1] = float32(math.Inf(1)) // in the first bucket to leave
+		out := w.mustStep(g)
+		require.NotZero(t, out[0][0], "the other buckets are exchanged")
+		require.False(t, math.IsInf(float64(out[0][0]), 0))
 	}
 }
 
@@ -316,6 +374,42 @@ func BenchmarkStep(b *testing.B) {
 				for b.Loop() {
 					step()
 				}
+			})
+		}
+	}
+}
+
+// BenchmarkMethods is a step of one rank with every method: the time in encode (feedback, Start, coding) and in decode (decoding, Next) as
+// multiples of reading and writing the gradient once, measured in the same run.
+func BenchmarkMethods(b *testing.B) {
+	for _, text := range all.Methods().Names() {
+		for _, n := range []int{100_000, 6_500_000, 25_000_000} {
+			b.Run(fmt.Sprintf("%s/n=%d", text, n), func(b *testing.B) {
+				params := []ddp.Param{{Name: "w", Shape: []int{n / 500, 500}}}
+				w := newWorld(b, 1, kernels.CPU(), 8*n, params, compressed(b, text), nil)
+				g := draw(1, 1, n)[0]
+				grad, _ := kernels.Host(w.ranks[0].Grad(0))
+				ctx := context.Background()
+				step := func() {
+					if err := errors.Join(w.ranks[0].Ready(0), w.ranks[0].Wait(ctx)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				var floor time.Duration
+				copy(grad, g)
+				step()
+				before := w.engines[0].Stats()
+				b.SetBytes(int64(4 * n))
+				b.ReportAllocs()
+				for b.Loop() {
+					t := time.Now()
+					copy(grad, g)
+					floor += time.Since(t)
+					step()
+				}
+				s := w.engines[0].Stats().Sub(before)
+				b.ReportMetric(float64(s.Compress)/float64(floor), "encode-x-floor")
+				b.ReportMetric(float64(s.Decode)/float64(floor), "decode-x-floor")
 			})
 		}
 	}

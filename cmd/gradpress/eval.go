@@ -30,7 +30,12 @@ type evalFlags struct {
 	batch, trainLimit    int
 	seed                 uint64
 	lr, momentum, decay  float64
-	bucketMB             float64
+	clipNorm             float64
+	bucketMB             string
+	buckets              []int // bytes
+	delay, fedavg        int
+	corrected            bool
+	trace                string
 	data, out, profiling string
 	checkpoints          eval.Checkpoints
 	json, augment        bool
@@ -68,10 +73,15 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
 	fl.Float64Var(&f.lr, "lr", 0, "learning rate at the start; it falls to zero along a cosine (default the task's)")
 	fl.Float64Var(&f.momentum, "momentum", 0.9, "momentum, applied by the optimizer or by the method that owns it")
 	fl.Float64Var(&f.decay, "weight-decay", 0, "weight decay (default the task's)")
+	fl.Float64Var(&f.clipNorm, "clip-norm", 0, "scale each rank's whole gradient down to this over sqrt(ranks); 0 is off; buckets then wait for the last")
 	fl.IntVar(&f.batch, "batch", 0, "examples a worker and step (default the task's)")
 	fl.BoolVar(&f.augment, "augment", false, "crop and mirror training photographs: better in long runs, worse in short ones")
 	fl.IntVar(&f.trainLimit, "train-limit", 0, "use only the first so many training images or tokens; 0 is all")
-	fl.Float64Var(&f.bucketMB, "bucket-mb", 0, "bucket size in MiB; 0 is the smaller of 25 and an eighth of the model")
+	fl.StringVar(&f.bucketMB, "bucket-mb", "0", "bucket size in MiB; 0 is the smaller of 25 and an eighth of the model; several, separated by commas, are compared")
+	fl.IntVar(&f.delay, "delay", 0, "steps that a mean may be late (delayed gradient averaging); 0 waits for it")
+	fl.BoolVar(&f.corrected, "dga-correction", true, "with --delay, apply a rank's own gradient at once and correct it when the mean comes")
+	fl.IntVar(&f.fedavg, "fedavg", 0, "average weights every so many local steps, instead of gradients; 0 is off")
+	fl.StringVar(&f.trace, "trace", "", fmt.Sprintf("write a timeline of %d steps after warm-up for chrome://tracing or Perfetto; one file a run and a process", eval.TraceSteps))
 	fl.StringVar(&f.data, "data", "", "folder with data files; default is a cache that is filled from the network when needed")
 	fl.StringVar(&f.out, "out", "out", "folder for records and table")
 	fl.StringVar(&f.checkpoints.Dir, "checkpoint", "", "folder for checkpoints, one file a rank; default none are written")
@@ -142,38 +152,53 @@ func (f *evalFlags) run(cmd *cobra.Command) (err error) {
 	}
 	var records []*eval.Record
 	for _, j := range jobs {
-		var dense *float64
-		for _, m := range j.methods {
-			r := eval.Run{Task: j.task, Problem: j.problem, Method: m, Settings: j.settings, BucketBytes: int(f.bucketMB * (1 << 20)),
-				Timeout: f.timeout, Seats: seats, Checkpoints: f.checkpoints, Progress: show.run(j.task.Name, m.Text, j.settings.Steps)}
-			rec, err := r.Do(ctx)
-			show.end(rec)
+		for _, bucket := range f.buckets {
+			done, err := f.train(cmd, j, bucket, ranks, seats, records, show)
 			if err != nil {
-				return fmt.Errorf("%s with %s: %w", j.task.Name, m.Text, err)
-			}
-			if rec == nil {
-				continue // another process holds rank 0
-			}
-			if m.Name == "dense" {
-				dense = rec.Final
-			}
-			rec.Dense = dense
-			records = append(records, rec)
-			if err := f.keep(records); err != nil {
 				return err
 			}
-			if f.json {
-				if err := report.JSON(cmd.OutOrStdout(), rec); err != nil {
-					return err
-				}
-			}
+			records = done
 		}
 	}
 	show.close()
 	if f.json || len(records) == 0 {
 		return nil
 	}
+	if len(f.buckets) > 1 {
+		return sweepTable(cmd.OutOrStdout(), records)
+	}
 	return report.Text(cmd.OutOrStdout(), records)
+}
+
+// train runs every method of a job with one bucket size, and returns records with what came of it.
+func (f *evalFlags) train(cmd *cobra.Command, j job, bucket int, ranks tcp.Config, seats []eval.Seat, records []*eval.Record, show *progress) ([]*eval.Record, error) {
+	var dense *float64
+	for _, m := range j.methods {
+		r := eval.Run{Task: j.task, Problem: j.problem, Method: m, Settings: j.settings, BucketBytes: bucket, Timeout: f.timeout, Seats: seats,
+			Checkpoints: f.checkpoints, Overlap: len(f.buckets) > 1, Progress: show.run(j.task.Name, m.Text, j.settings.Steps)}
+		rec, err := f.traced(cmd.Context(), r, ranks)
+		show.end(rec)
+		if err != nil {
+			return nil, fmt.Errorf("%s with %s: %w", j.task.Name, m.Text, err)
+		}
+		if rec == nil {
+			continue // another process holds rank 0
+		}
+		if m.Name == "dense" && f.delay == 0 && f.fedavg == 0 {
+			dense = rec.Final
+		}
+		rec.Dense = dense
+		records = append(records, rec)
+		if err := f.keep(records); err != nil {
+			return nil, err
+		}
+		if f.json {
+			if err := report.JSON(cmd.OutOrStdout(), rec); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return records, nil
 }
 
 // world finds out whether a launcher has made this process one rank of several. Size 0 is a run in this process alone.
@@ -205,14 +230,17 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		return nil, usagef("--epochs is %v, want more than 0", f.epochs)
 	case f.trainLimit < 0:
 		return nil, usagef("--train-limit is %d, want 0 (all) or more", f.trainLimit)
-	case !(f.bucketMB >= 0 && f.bucketMB < 1<<20):
-		return nil, usagef("--bucket-mb is %v, want 0 (automatic) or more", f.bucketMB)
+	case !f.corrected && f.delay == 0:
+		return nil, usagef("--dga-correction=false needs --delay")
 	case f.checkpoints.Every < 1:
 		return nil, usagef("--checkpoint-every is %d, want 1 or more", f.checkpoints.Every)
 	case f.checkpoints.Resume && f.checkpoints.Dir == "":
 		return nil, usagef("--resume needs --checkpoint DIR")
 	case f.timeout <= 0:
 		return nil, usagef("--timeout is %v, want more than 0", f.timeout)
+	}
+	if f.buckets, err = parseBuckets(f.bucketMB); err != nil {
+		return nil, err
 	}
 	var jobs []job
 	for _, name := range strings.Split(f.tasks, ",") {
@@ -221,7 +249,8 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 			return nil, usageError{err}
 		}
 		s := t.Defaults
-		s.Workers, s.Seed, s.Momentum, s.Augment = f.workers, f.seed, f.momentum, f.augment
+		s.Workers, s.Seed, s.Momentum, s.Augment, s.ClipNorm = f.workers, f.seed, f.momentum, f.augment, f.clipNorm
+		s.Delay, s.Uncorrected, s.FedAvg = f.delay, !f.corrected, f.fedavg
 		if set("steps") {
 			s.Steps = f.steps
 		}
@@ -240,6 +269,11 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		j := job{task: t, settings: s}
 		if j.methods, err = parseMethods(texts, t, s); err != nil {
 			return nil, err
+		}
+		for _, m := range j.methods {
+			if err := eval.Fits(m, s); err != nil {
+				return nil, usageError{err}
+			}
 		}
 		jobs = append(jobs, j)
 	}

@@ -43,7 +43,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		SilenceUsage: true, SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("no command %q; there are eval, run, methods", args[0])
+				return usagef("no command %q; there are eval, ratio, run, methods", args[0])
 			}
 			return nil
 		},
@@ -53,7 +53,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w; see %s --help", err, cmd.CommandPath())
 	})
-	root.AddCommand(evalCommand(), runCommand(), methodsCommand())
+	root.AddCommand(evalCommand(), ratioCommand(), runCommand(), methodsCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

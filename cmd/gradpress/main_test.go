@@ -76,6 +76,12 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"eval", "--momentum", "1"}, []string{"momentum", "[0, 1)"}},
 		{[]string{"eval", "--train-limit", "-5"}, []string{"--train-limit"}},
 		{[]string{"eval", "--bucket-mb", "-1"}, []string{"--bucket-mb"}},
+		{[]string{"eval", "--bucket-mb", "1,x"}, []string{"--bucket-mb", `"x"`}},
+		{[]string{"eval", "--delay", "-1"}, []string{"delay is -1"}},
+		{[]string{"eval", "--delay", "1", "--methods", "dgc"}, []string{"dgc", "momentum 0.9"}},
+		{[]string{"eval", "--dga-correction=false"}, []string{"--delay"}},
+		{[]string{"eval", "--fedavg", "2", "--methods", "topk"}, []string{"fedavg", "topk"}},
+		{[]string{"eval", "--fedavg", "2", "--delay", "2", "--methods", "dense"}, []string{"exclude"}},
 		{[]string{"eval", "--timeout", "0s"}, []string{"--timeout"}},
 		{[]string{"eval", "--profile", "disk"}, []string{"disk", "cpu or mem"}},
 		{[]string{"run"}, []string{"command"}},
@@ -149,6 +155,21 @@ func TestEvalWritesRecords(t *testing.T) {
 	lines, err := os.ReadFile(filepath.Join(out, "runs.jsonl"))
 	require.NoError(t, err)
 	require.Equal(t, 3, strings.Count(string(lines), "\n"), "records of earlier calls are kept")
+}
+
+func TestSweepAndTrace(t *testing.T) {
+	out := t.TempDir()
+	code, table, errs := call(t, append([]string{"eval", "--workers", "2", "--methods", "dense", "--bucket-mb", "0.05,25", "--out", out,
+		"--trace", filepath.Join(out, "trace.json")}, quick...)...)
+	require.Equal(t, done, code, errs)
+	require.Contains(t, table, "25 *")
+	require.Contains(t, table, "larger than all gradients of lstm-markov")
+	require.NotContains(t, table, "0.05 *")
+	for _, name := range []string{"trace.lstm-markov.dense.0.05MiB.json", "trace.lstm-markov.dense.25MiB.json"} {
+		b, err := os.ReadFile(filepath.Join(out, name))
+		require.NoError(t, err)
+		require.True(t, json.Valid(b))
+	}
 }
 
 func TestEpochsAndProfile(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/dgc"
 	"github.com/gradpress/gradpress/powersgd"
+	"github.com/gradpress/gradpress/quant"
 )
 
 // Methods returns a registry with every method.
@@ -13,5 +14,6 @@ func Methods() *compress.Registry {
 	compress.RegisterDense(r)
 	dgc.Register(r)
 	powersgd.Register(r)
+	quant.Register(r)
 	return r
 }

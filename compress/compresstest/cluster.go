@@ -111,8 +111,10 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 		}
 	case *compress.Linear:
 		var sum []float64
+		wire := payloads[0].(*compress.Linear).Wire
 		for r, p := range payloads {
 			x := c.read(r, p.(*compress.Linear).X)
+			cast(wire, x)
 			if sum == nil {
 				sum = make([]float64, len(x))
 			}
@@ -124,6 +126,7 @@ func (c *Cluster) exchange(payloads []compress.Payload) []compress.Received {
 		for i := range mean {
 			mean[i] = float32(sum[i])
 		}
+		cast(wire, mean)
 		for r := range got {
 			got[r].Mean = c.buf(r, mean)
 		}
@@ -170,6 +173,15 @@ func (c *Cluster) note(payloads []compress.Payload) {
 		q := p.(*compress.Sparse)
 		k := read(c.T, c.Streams[r], q.Len)[0]
 		c.Sent[r] = append(c.Sent[r], read(c.T, c.Streams[r], q.Idx)[:k]...)
+	}
+}
+
+// cast rounds x as it crosses the wire.
+func cast(wire kernels.DType, x []float32) {
+	if wire != kernels.F32 {
+		h := make([]uint16, len(x))
+		kernels.ToHalf(wire, h, x)
+		kernels.FromHalf(wire, x, h)
 	}
 }
 

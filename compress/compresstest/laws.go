@@ -21,6 +21,8 @@ type Law struct {
 	Owed string
 	// Owners says that beside this the owner of each segment of a tensor owes a mean, in "owner".
 	Owners bool
+	// Contracts says that what is owed after a step is never longer than the gradient and what was owed before, together.
+	Contracts bool
 	// Variant is set for settings of a method that has passed in full: fewer ranks and lengths then do.
 	Variant bool
 }
@@ -51,6 +53,7 @@ func Run(t *testing.T, law Law) {
 		}
 	}
 	t.Run("RestoreRefuses", func(t *testing.T) { restoreRefuses(t, law) })
+	t.Run("ComesBack", func(t *testing.T) { comesBack(t, law) })
 }
 
 type kit struct {
@@ -97,6 +100,7 @@ func run(c *Cluster, grads [][][]float32) [][][]float32 {
 func (k kit) conserves(t *testing.T) {
 	c := k.cluster(t, kernels.CPU())
 	in, out, mass := make([]float64, c.n), make([]float64, c.n), make([]float64, c.n)
+	var owed [][]float32
 	for step, g := range k.grads {
 		means, left := c.Step(g)
 		for r := range means {
@@ -106,7 +110,7 @@ func (k kit) conserves(t *testing.T) {
 					t.Fatalf("step %d, element %d: rank %d has %v, rank 0 has %v", step, i, r, x, means[0][i])
 				case x-x != 0:
 					t.Fatalf("step %d, element %d is %v", step, i, x)
-				case k.law.Owed != "" && left[r][i] != 0:
+				case left[r][i] != 0:
 					t.Fatalf("step %d, element %d: v holds %v, and must be empty where the method keeps its own memory", step, i, left[r][i])
 				}
 				in[i] += float64(g[r][i]) / float64(k.size)
@@ -116,11 +120,14 @@ func (k kit) conserves(t *testing.T) {
 		for i := range out {
 			out[i] += float64(means[0][i])
 		}
+		if k.law.Owed != "" {
+			owed = k.grows(t, c, g, owed, mass)
+		}
 	}
 	if k.law.Owed == "" {
 		return
 	}
-	for _, owed := range c.State(k.law.Owed) {
+	for _, owed := range owed {
 		require.Len(t, owed, c.n)
 		for i, x := range owed {
 			out[i] += float64(x) / float64(k.size)
@@ -143,7 +150,7 @@ func (k kit) conserves(t *testing.T) {
 	}
 	for i := range in {
 		// One rounding an addition, steps x ranks of them, and a few more where values are scaled by 1/N; each at most half an ulp
-		// of the largest partial sum.
+		// of the largest partial sum. What is sent is what was there less what is owed, so that mass bounds it too.
 		tol := float64(steps*(k.size+4)) * 0x1p-24 * mass[i]
 		if k.law.Owners {
 			tol *= 2 // everything is rounded twice
@@ -152,6 +159,28 @@ func (k kit) conserves(t *testing.T) {
 			t.Fatalf("element %d: %v went in, %v came out or is owed", i, in[i], out[i])
 		}
 	}
+}
+
+// grows returns what every rank owes after a step with gradients g, was having been owed before. It adds its magnitudes to mass, and checks
+// that it contracts where the law says so.
+func (k kit) grows(t *testing.T, c *Cluster, g, was [][]float32, mass []float64) [][]float32 {
+	owed := c.State(k.law.Owed)
+	for r := range owed {
+		require.Len(t, owed[r], c.n)
+		var before, after float64
+		for i, x := range owed[r] {
+			mass[i] += 3 * math.Abs(float64(x))
+			v := float64(g[r][i])
+			if was != nil {
+				v += float64(was[r][i])
+			}
+			before, after = before+v*v, after+float64(x)*float64(x)
+		}
+		if k.law.Contracts && !(after <= before*(1+0x1p-20)) { // of a few roundings of 2^-24 each, squared
+			t.Fatalf("rank %d: of a vector of length %v it still owes one of length %v", r, math.Sqrt(before), math.Sqrt(after))
+		}
+	}
+	return owed
 }
 
 // replays: the same seed and gradients give the same bits, again, on the other device, and when the result replaces the gradient.
@@ -207,6 +236,26 @@ func restoreRefuses(t *testing.T, law Law) {
 			after, err := compress.Save(ctx, fresh.Streams[0], fresh.Ranks[0])
 			require.NoError(t, err)
 			require.Equal(t, clean, after, "a refused restore must change nothing")
+		}
+	}
+}
+
+// comesBack: gradients of zero, as an unused parameter has, do not kill a method: it sends something of every tensor afterwards.
+func comesBack(t *testing.T, law Law) {
+	const ranks, zeros, most = 2, 3, 100
+	k := kit{law, ranks, []compress.Part{compress.NewPart("vector", 40), compress.NewPart("matrix", 24, 16)}, nil}
+	c := k.cluster(t, kernels.CPU())
+	g := Gradients(rand.New(rand.NewPCG(7, 8)), 0, ranks, c.n)
+	for range zeros {
+		means, _ := c.Step([][]float32{make([]float32, c.n), make([]float32, c.n)})
+		require.Equal(t, make([]float32, c.n), means[0], "of nothing comes nothing")
+	}
+	var vector, matrix bool
+	for step := 0; !vector || !matrix; step++ {
+		require.Less(t, step, most, "nothing comes any more after gradients of zero: vector %v, matrix %v", vector, matrix)
+		means, _ := c.Step(g)
+		for i, x := range means[0] {
+			vector, matrix = vector || i < 40 && x != 0, matrix || i >= 40 && x != 0
 		}
 	}
 }

@@ -1,0 +1,144 @@
+package eval
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gradpress/gradpress/compress/all"
+)
+
+// A run with late means ends with equal weights everywhere (every run checks that), repeats to the bit, also over TCP, and is another one than
+// without a delay.
+func TestLateRuns(t *testing.T) {
+	run := func(method string, d int, bare bool) Run {
+		r := tiny(t, "lstm-markov", method, 3, 8)
+		r.Settings.Delay, r.Settings.Uncorrected = d, bare
+		return r
+	}
+	losses := map[float64]string{}
+	for _, method := range []string{"dense", "topk:ratio=0.05"} {
+		for _, d := range []int{0, 1, 3, 20} {
+			for _, bare := range []bool{false, true} {
+				if d == 0 && bare {
+					continue
+				}
+				rec := do(t, run(method, d, bare))
+				at := fmt.Sprintf("%s, D=%d, uncorrected %v", method, d, bare)
+				if d < 20 { // all that an uncorrected run of 8 steps does with D = 20 is to stand still
+					require.Empty(t, losses[*rec.HeldOutLoss], at)
+				}
+				losses[*rec.HeldOutLoss] = at
+				if method == "topk:ratio=0.05" && d == 3 {
+					require.Equal(t, *rec.HeldOutLoss, *do(t, run(method, d, bare)).HeldOutLoss, at)
+					require.Equal(t, *rec.HeldOutLoss, *overTCP(t, run(method, d, bare)).HeldOutLoss, at)
+					// 2D gradients are kept.
+					require.Greater(t, rec.StateBytes, 24.0)
+				}
+			}
+		}
+	}
+}
+
+// A resumed run has its late means too.
+func TestLateRunResumes(t *testing.T) {
+	r := tiny(t, "lstm-markov", "topk:ratio=0.05", 2, 7)
+	r.Settings.Delay = 2
+	want := do(t, r)
+	r.Checkpoints = Checkpoints{Dir: t.TempDir(), Every: 4, Resume: true}
+	do(t, r)
+	for k := range 2 { // drop the last checkpoint, so that it goes on from step 4
+		kp := keeper{Checkpoints: r.Checkpoints}
+		kp.header.Task, kp.header.Method, kp.header.Rank = r.Task.Name, r.name(), k
+		steps, err := kp.steps()
+		require.NoError(t, err)
+		require.Equal(t, []int{4, 7}, steps)
+		require.NoError(t, os.Remove(kp.path(7)))
+	}
+	got := do(t, r)
+	require.Equal(t, *want.HeldOutLoss, *got.HeldOutLoss)
+	require.Equal(t, want.PayloadBytes, got.PayloadBytes)
+}
+
+// FedAvg sends the weights every K steps and at the end.
+func TestFedAvg(t *testing.T) {
+	r := tiny(t, "lstm-markov", "dense", 3, 10)
+	plain := do(t, r)
+	r.Settings.FedAvg = 4
+	rec := do(t, r)
+	require.Equal(t, "fedavg K=4", rec.Method)
+	require.InDelta(t, 10./3, rec.PayloadRatio, 1e-9)
+	require.InDelta(t, 10./3, *rec.WireRatio, 1e-9)
+	require.NotEqual(t, *plain.HeldOutLoss, *rec.HeldOutLoss)
+	require.Equal(t, *rec.HeldOutLoss, *do(t, r).HeldOutLoss)
+
+	// With one worker an average changes nothing.
+	one := tiny(t, "lstm-markov", "dense", 1, 6)
+	alone := do(t, one)
+	one.Settings.FedAvg = 2
+	require.Equal(t, *alone.HeldOutLoss, *do(t, one).HeldOutLoss)
+}
+
+func TestFits(t *testing.T) {
+	for _, c := range []struct {
+		method string
+		s      Settings
+		want   string
+	}{
+		{"dgc", Settings{Delay: 1}, "momentum"}, {"topk", Settings{FedAvg: 2}, "topk"},
+		{"dgc:momentum=0", Settings{Delay: 1}, ""}, {"topk", Settings{Delay: 1}, ""}, {"dense", Settings{FedAvg: 2}, ""}, {"dgc", Settings{}, ""},
+	} {
+		m, err := all.Methods().Parse(c.method)
+		require.NoError(t, err)
+		if err = Fits(m, c.s); c.want == "" {
+			require.NoError(t, err, c.method)
+		} else {
+			require.ErrorContains(t, err, c.want)
+		}
+	}
+}
+
+// TestTrace: all workers of the process are on the timeline, for a bounded number of steps after warm-up, and watching changes nothing.
+func TestTrace(t *testing.T) {
+	r := tiny(t, "resnet8-glyphs", "topk:ratio=0.01", 2, 30)
+	r.Settings.Batch = 1
+	want := do(t, r)
+	require.Nil(t, want.Overlap)
+	var b bytes.Buffer
+	r.Trace, r.Overlap = &b, true
+	rec := do(t, r)
+	require.Equal(t, *want.HeldOutLoss, *rec.HeldOutLoss)
+	require.NotNil(t, rec.Overlap)
+	var trace struct {
+		TraceEvents []struct {
+			Ph, Cat string
+			PID     int
+			Args    struct{ Bucket, Step int }
+		}
+	}
+	require.NoError(t, json.Unmarshal(b.Bytes(), &trace))
+	type key struct {
+		rank, step, bucket int
+		cat                string
+	}
+	seen := map[key]bool{}
+	for _, e := range trace.TraceEvents {
+		if e.Ph == "X" {
+			require.True(t, e.Args.Step >= 1 && e.Args.Step < 1+TraceSteps, "step %d", e.Args.Step)
+			seen[key{e.PID, e.Args.Step, e.Args.Bucket, e.Cat}] = true
+		}
+	}
+	for rank := range 2 {
+		for step := 1; step < 1+TraceSteps; step++ {
+			for bucket := range int(rec.Buckets) {
+				for _, cat := range []string{"backward", "compress", "exchange", "decode"} {
+					require.True(t, seen[key{rank, step, bucket, cat}], "rank %d, step %d, bucket %d, %s", rank, step, bucket, cat)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package ratio
+
+import (
+	"context"
+	"math"
+	"sync"
+
+	"github.com/gradpress/gradpress/compress"
+	"github.com/gradpress/gradpress/kernels"
+)
+
+// indices are those of one sparse payload: k of n, and the bytes that their code takes.
+type indices struct{ n, k, bytes int }
+
+// floor is the least number of bits that k of n evenly spread indices take: n times the entropy of k/n.
+func (x indices) floor() float64 {
+	p := float64(x.k) / float64(x.n)
+	if p == 0 || p == 1 {
+		return 0
+	}
+	return -float64(x.n) * (p*math.Log2(p) + (1-p)*math.Log1p(-p)/math.Ln2)
+}
+
+// ruler measures the indices of the sparse payloads that compressors offer to all.
+type ruler struct {
+	mu    sync.Mutex // payloads are offered from two goroutines of the engine
+	noted []indices
+}
+
+// around is m with its compressors under the ruler.
+func (r *ruler) around(m compress.Method) compress.Method {
+	m.New = r.wrap(m.New)
+	if m.Small != nil {
+		m.Small = r.wrap(m.Small)
+	}
+	return m
+}
+
+func (r *ruler) wrap(mk func(compress.Set) (compress.Compressor, error)) func(compress.Set) (compress.Compressor, error) {
+	return func(t compress.Set) (compress.Compressor, error) {
+		c, err := mk(t)
+		return &measured{Compressor: c, ruler: r}, err
+	}
+}
+
+// measured is a compressor whose payloads are measured.
+type measured struct {
+	compress.Compressor
+	ruler *ruler
+	over  bool // what is on its way is all that a step sends
+}
+
+func (c *measured) Start(ctx context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
+	c.over = false
+	p, err := c.Compressor.Start(ctx, s, v)
+	if err != nil {
+		return nil, err
+	}
+	return p, c.note(ctx, s, p)
+}
+
+func (c *measured) Next(ctx context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
+	if c.over {
+		return nil, nil
+	}
+	p, err := c.Compressor.Next(ctx, s, got, out)
+	if err != nil {
+		return nil, err
+	}
+	return p, c.note(ctx, s, p)
+}
+
+func (c *measured) note(ctx context.Context, s kernels.Stream, p compress.Payload) error {
+	switch p := p.(type) {
+	case *compress.Many:
+		for _, q := range p.Of {
+			if err := c.note(ctx, s, q); err != nil {
+				return err
+			}
+		}
+	case *compress.Packed:
+		// Owners hand out shards of different sizes, and a mirror has only this rank's: it counts that one, and nobody decodes the others.
+		for r := range p.Sizes {
+			p.Sizes[r], c.over = p.B.Len(), true
+		}
+	case *compress.Sparse:
+		k := make([]uint32, 1)
+		if err := kernels.Read(ctx, s, k, p.Len); err != nil {
+			return err
+		}
+		idx := make([]uint32, k[0])
+		if err := kernels.Read(ctx, s, idx, p.Idx.Slice(0, len(idx))); err != nil {
+			return err
+		}
+		code := compress.AppendSparse(nil, &compress.Sparse{N: p.N, Full: true}, idx, nil, 0) // no count and no values: the indices alone
+		r := c.ruler
+		r.mu.Lock()
+		r.noted = append(r.noted, indices{p.N, len(idx), len(code)})
+		r.mu.Unlock()
+	}
+	return nil
+}
