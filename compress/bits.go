@@ -33,9 +33,10 @@ func (w *bitWriter) flush() []byte {
 }
 
 var (
-	errTruncated = errors.New("ends too early")
-	errRange     = errors.New("an index is out of range")
-	errPadding   = errors.New("padding is not zero")
+	errTruncated  = errors.New("ends too early")
+	errRange      = errors.New("an index is out of range")
+	errLongVarint = errors.New("a varint has a byte too many")
+	errPadding    = errors.New("padding is not zero")
 )
 
 // bitReader reads bits as bitWriter writes them.

@@ -13,27 +13,181 @@ import (
 // Version is the first byte of every message. docs/wire.md describes the rest bit by bit.
 const Version = 1
 
-// AppendHeader begins a message.
-func AppendHeader(dst []byte) []byte { return append(dst, Version) }
-
-// CheckHeader checks the beginning of a message and returns what follows.
-func CheckHeader(src []byte) ([]byte, error) {
-	if len(src) == 0 {
-		return nil, errTruncated
-	}
-	if src[0] != Version {
-		return nil, fmt.Errorf("message version %d, want %d: do all ranks run the same program?", src[0], Version)
-	}
-	return src[1:], nil
+// Encoder builds a message of Sparse and Packed payloads. Counts, indices and signs of all of them share one run of bits, so that small
+// tensors lose nothing to padding; everything else follows in bytes.
+type Encoder struct {
+	bits  bitWriter
+	bytes []byte
+	out   []byte
 }
 
-// AppendSparse appends the encoding of p with the given entries to dst: the count, unless p is full; the indices; the scale, where values
-// need one that is not agreed; the values.
-func AppendSparse(dst []byte, p *Sparse, idx []uint32, val []float32, scale float32) []byte {
-	if !p.Full {
-		dst = binary.AppendUvarint(dst, uint64(len(idx)))
+// Reset begins a message. The one before is dead.
+func (e *Encoder) Reset() { e.bits, e.bytes = bitWriter{b: append(e.bits.b[:0], Version)}, e.bytes[:0] }
+
+// Sparse adds p with the given entries.
+func (e *Encoder) Sparse(p *Sparse, idx []uint32, val []float32, scale float32) {
+	e.bits.head(p, idx, val)
+	e.bytes = appendValues(e.bytes, p, val, scale)
+}
+
+// Packed adds p with the given bytes.
+func (e *Encoder) Packed(p *Packed, b []byte) { e.bytes = AppendPacked(e.bytes, p, b) }
+
+// Message is what has been built, until the next Reset.
+func (e *Encoder) Message() []byte {
+	e.out = append(append(e.out[:0], e.bits.flush()...), e.bytes...)
+	return e.out
+}
+
+// Decoder reads a message: Head for each Sparse in order, then Body, then Values for each Sparse and Packed for each Packed in order, then
+// End. Whatever the bytes, indices ascend within [0, N), values are finite, and nothing that the message decides on is allocated.
+type Decoder struct {
+	bits  bitReader
+	signs []bitReader // where those of each Sparse begin
+	turn  int
+	bytes []byte
+}
+
+// Reset begins with src, which must stay as it is until End.
+func (d *Decoder) Reset(src []byte) error {
+	if len(src) == 0 {
+		return errTruncated
 	}
-	dst = appendIndices(dst, p.N, idx)
+	if src[0] != Version {
+		return fmt.Errorf("message version %d, want %d: do all ranks run the same program?", src[0], Version)
+	}
+	d.bits, d.signs, d.turn = bitReader{b: src[1:]}, d.signs[:0], 0
+	return nil
+}
+
+// Head reads the indices of a payload like p into idx, whose length is the most that may come, and exactly what must come when p is full. It
+// returns how many came.
+func (d *Decoder) Head(p *Sparse, idx []uint32) (k int, err error) {
+	k, signs, err := d.bits.head(p, idx)
+	d.signs = append(d.signs, signs)
+	return k, err
+}
+
+// Body ends the heads.
+func (d *Decoder) Body() (err error) {
+	d.bytes, err = d.bits.rest()
+	return err
+}
+
+// Values reads the values of the next Sparse. scale is what all ranks know, where p says that it is agreed.
+func (d *Decoder) Values(p *Sparse, val []float32, scale float32) (err error) {
+	signs := d.signs[d.turn]
+	d.turn++
+	d.bytes, err = decodeValues(d.bytes, p, val, scale, signs)
+	return err
+}
+
+// Packed reads the bytes of the next Packed into b, as DecodePacked does.
+func (d *Decoder) Packed(p *Packed, b []byte) (n int, err error) {
+	n, d.bytes, err = DecodePacked(d.bytes, p, b)
+	return n, err
+}
+
+// End checks that nothing is left.
+func (d *Decoder) End() error {
+	if len(d.bytes) != 0 {
+		return fmt.Errorf("%d bytes too long", len(d.bytes))
+	}
+	return nil
+}
+
+// AppendSparse appends the encoding of p alone, as it would stand in a message of its own.
+func AppendSparse(dst []byte, p *Sparse, idx []uint32, val []float32, scale float32) []byte {
+	w := bitWriter{b: dst}
+	w.head(p, idx, val)
+	return appendValues(w.flush(), p, val, scale)
+}
+
+// DecodeSparse reads what AppendSparse wrote into idx and val, of equal length, and returns how many entries came and the bytes after them.
+func DecodeSparse(src []byte, p *Sparse, idx []uint32, val []float32, scale float32) (k int, rest []byte, err error) {
+	r := bitReader{b: src}
+	k, signs, err := r.head(p, idx)
+	if err == nil {
+		src, err = r.rest()
+	}
+	if err == nil {
+		src, err = decodeValues(src, p, val[:k], scale, signs)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	return k, src, nil
+}
+
+// head writes the count, unless p is full, the indices, and signs where these are the values.
+func (w *bitWriter) head(p *Sparse, idx []uint32, val []float32) {
+	if !p.Full {
+		w.uvarint(uint64(len(idx)))
+	}
+	w.indices(p.N, idx)
+	if p.Values == Sign {
+		for _, v := range val {
+			w.put(uint64(math.Float32bits(v)>>31), 1)
+		}
+	}
+}
+
+func (r *bitReader) head(p *Sparse, idx []uint32) (k int, signs bitReader, err error) {
+	k = len(idx)
+	if !p.Full {
+		c, err := r.uvarint(uint64(k))
+		if err != nil {
+			return 0, signs, fmt.Errorf("count: %w", err)
+		}
+		k = int(c)
+	}
+	if err := r.indices(p.N, idx[:k]); err != nil {
+		return 0, signs, fmt.Errorf("indices: %w", err)
+	}
+	signs = *r
+	if p.Values == Sign {
+		for left := k; left > 0; left -= 56 {
+			if _, err := r.get(uint(min(left, 56))); err != nil {
+				return 0, signs, fmt.Errorf("signs: %w", err)
+			}
+		}
+	}
+	return k, signs, nil
+}
+
+// uvarint writes a varint wherever the last bit ended.
+func (w *bitWriter) uvarint(v uint64) {
+	for ; v >= 0x80; v >>= 7 {
+		w.put(v&0x7f|0x80, 8)
+	}
+	w.put(v, 8)
+}
+
+func (r *bitReader) uvarint(most uint64) (v uint64, err error) {
+	for shift := uint(0); ; shift += 7 {
+		b, err := r.get(8)
+		switch {
+		case err != nil:
+			return 0, err
+		case b == 0 && shift > 0:
+			return 0, errLongVarint
+		case shift > 56:
+			return 0, errRange
+		}
+		if v |= b & 0x7f << shift; b < 0x80 {
+			break
+		}
+	}
+	if v > most {
+		return 0, fmt.Errorf("%d, at most %d", v, most)
+	}
+	return v, nil
+}
+
+func (p *Sparse) sendsScale() bool { return !p.Agreed && (p.Values == Int8 || p.Values == Sign) }
+
+// appendValues appends the scale, where values need one that is not agreed, and the values, where they are not signs.
+func appendValues(dst []byte, p *Sparse, val []float32, scale float32) []byte {
 	if len(val) == 0 {
 		return dst
 	}
@@ -55,60 +209,36 @@ func AppendSparse(dst []byte, p *Sparse, idx []uint32, val []float32, scale floa
 		for _, v := range val {
 			dst = append(dst, byte(kernels.Int8Level(v, scale)))
 		}
-	case Sign:
-		w := bitWriter{b: dst}
-		for _, v := range val {
-			w.put(uint64(math.Float32bits(v)>>31), 1)
-		}
-		dst = w.flush()
 	}
 	return dst
 }
 
-func (p *Sparse) sendsScale() bool { return !p.Agreed && (p.Values == Int8 || p.Values == Sign) }
-
-// DecodeSparse reads what AppendSparse wrote for a payload like p into idx and val, whose equal length is the most that may come, and
-// exactly what must come when p is full. scale is what all ranks know, where p says that it is agreed. It returns how many entries came
-// and the bytes after them. Whatever the bytes, indices ascend within [0, p.N), values are finite, and nothing is allocated.
-func DecodeSparse(src []byte, p *Sparse, idx []uint32, val []float32, scale float32) (k int, rest []byte, err error) {
-	k = len(idx)
-	if !p.Full {
-		c, after, err := uvarint(src, uint64(k))
-		if err != nil {
-			return 0, nil, fmt.Errorf("count: %w", err)
-		}
-		k, src = int(c), after
-	}
-	if src, err = decodeIndices(src, p.N, idx[:k]); err != nil {
-		return 0, nil, fmt.Errorf("indices: %w", err)
-	}
+func decodeValues(src []byte, p *Sparse, val []float32, scale float32, signs bitReader) (rest []byte, err error) {
+	k := len(val)
 	if k == 0 {
-		return 0, src, nil
+		return src, nil
 	}
 	if p.sendsScale() {
 		if len(src) < 4 {
-			return 0, nil, fmt.Errorf("scale: %w", errTruncated)
+			return nil, fmt.Errorf("scale: %w", errTruncated)
 		}
 		scale, src = math.Float32frombits(binary.LittleEndian.Uint32(src)), src[4:]
-		if !(scale >= 0 && scale <= math.MaxFloat32/127) && (p.Values == Int8 || !(scale >= 0 && scale <= math.MaxFloat32)) {
-			return 0, nil, fmt.Errorf("scale is %v", scale)
+		most := float32(math.MaxFloat32)
+		if p.Values == Int8 {
+			most /= 127
+		}
+		if !(scale >= 0 && scale <= most) {
+			return nil, fmt.Errorf("scale is %v", scale)
 		}
 	}
-	if src, err = decodeValues(src, p.Values, val[:k], scale); err != nil {
-		return 0, nil, fmt.Errorf("values: %w", err)
+	size := k * [...]int{4, 2, 1, 0}[p.Values]
+	if len(src) < size {
+		return nil, fmt.Errorf("values: %w", errTruncated)
 	}
-	return k, src, nil
-}
-
-func decodeValues(src []byte, c Values, val []float32, scale float32) (rest []byte, err error) {
-	k := len(val)
-	if size := (k*[...]int{32, 16, 8, 1}[c] + 7) / 8; len(src) < size {
-		return nil, errTruncated
-	}
-	switch c {
+	switch p.Values {
 	case Float32, Float16:
 		for j := range val {
-			if c == Float32 {
+			if p.Values == Float32 {
 				val[j] = math.Float32frombits(binary.LittleEndian.Uint32(src[4*j:]))
 			} else {
 				kernels.FromHalf(kernels.F16, val[j:j+1], []uint16{binary.LittleEndian.Uint16(src[2*j:])})
@@ -117,7 +247,6 @@ func decodeValues(src []byte, c Values, val []float32, scale float32) (rest []by
 				return nil, fmt.Errorf("value %d is %v", j, val[j])
 			}
 		}
-		return src[4/(1+int(c))*k:], nil
 	case Int8:
 		for j := range val {
 			q := int8(src[j])
@@ -126,20 +255,18 @@ func decodeValues(src []byte, c Values, val []float32, scale float32) (rest []by
 			}
 			val[j] = float32(q) * scale
 		}
-		return src[k:], nil
 	default:
-		r := bitReader{b: src}
 		for j := range val {
-			minus, err := r.get(1)
+			minus, err := signs.get(1)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("signs: %w", err)
 			}
 			if val[j] = scale; minus == 1 {
 				val[j] = -scale
 			}
 		}
-		return r.rest()
 	}
+	return src[size:], nil
 }
 
 // uvarint reads a minimal varint of at most most.
@@ -149,7 +276,7 @@ func uvarint(src []byte, most uint64) (v uint64, rest []byte, err error) {
 	case used <= 0:
 		return 0, nil, errTruncated
 	case used > 1 && src[used-1] == 0:
-		return 0, nil, errors.New("a varint has a byte too many")
+		return 0, nil, errLongVarint
 	case v > most:
 		return 0, nil, fmt.Errorf("%d, at most %d", v, most)
 	}
@@ -166,11 +293,17 @@ func riceParameter(n, k int) uint {
 	return uint(min(bits.Len64((2*uint64(n)-uint64(k))*493/(2048*uint64(k))), 31))
 }
 
+// appendIndices appends indices alone, padded to a byte.
 func appendIndices(dst []byte, n int, idx []uint32) []byte {
-	if len(idx) == 0 {
-		return dst
-	}
 	w := bitWriter{b: dst}
+	w.indices(n, idx)
+	return w.flush()
+}
+
+func (w *bitWriter) indices(n int, idx []uint32) {
+	if len(idx) == 0 {
+		return
+	}
 	usual := riceParameter(n, len(idx))
 	best, cost := usual, riceCost(idx, usual)
 	for b := uint(0); b <= min(usual+3, 31); b++ {
@@ -192,7 +325,7 @@ func appendIndices(dst []byte, n int, idx []uint32) []byte {
 		for ; next < uint32(n); next++ {
 			w.put(0, 1)
 		}
-		return w.flush()
+		return
 	case best == usual:
 		w.put(0, 1)
 	default:
@@ -210,7 +343,6 @@ func appendIndices(dst []byte, n int, idx []uint32) []byte {
 		w.put(uint64(gap)&(1<<best-1), best)
 		next = i + 1
 	}
-	return w.flush()
 }
 
 // riceCost is how many bits the gaps take with parameter b.
@@ -223,68 +355,76 @@ func riceCost(idx []uint32, b uint) uint64 {
 	return c
 }
 
+// decodeIndices reads what appendIndices wrote.
 func decodeIndices(src []byte, n int, idx []uint32) (rest []byte, err error) {
-	if len(idx) == 0 {
-		return src, nil
-	}
 	r := bitReader{b: src}
+	if err := r.indices(n, idx); err != nil {
+		return nil, err
+	}
+	return r.rest()
+}
+
+func (r *bitReader) indices(n int, idx []uint32) error {
+	if len(idx) == 0 {
+		return nil
+	}
 	b := uint64(riceParameter(n, len(idx)))
 	explicit, err := r.get(1)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if explicit == 1 {
 		bitmap, err := r.get(1)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if bitmap == 1 {
-			return decodeBitmap(&r, n, idx)
+			return r.bitmap(n, idx)
 		}
 		if b, err = r.get(5); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	next := uint64(0)
 	for j := range idx {
 		q, err := r.unary(uint64(n) >> b)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		low, err := r.get(uint(b))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		i := next + q<<b + low
 		if i >= uint64(n) {
-			return nil, errRange
+			return errRange
 		}
 		idx[j] = uint32(i)
 		next = i + 1
 	}
-	return r.rest()
+	return nil
 }
 
-func decodeBitmap(r *bitReader, n int, idx []uint32) ([]byte, error) {
+func (r *bitReader) bitmap(n int, idx []uint32) error {
 	k := 0
 	for i := 0; i < n; i += 56 {
 		width := min(56, n-i)
 		word, err := r.get(uint(width))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for ; word != 0; word &= word - 1 {
 			if k == len(idx) {
-				return nil, errBitmap
+				return errBitmap
 			}
 			idx[k] = uint32(i + bits.TrailingZeros64(word))
 			k++
 		}
 	}
 	if k != len(idx) {
-		return nil, errBitmap
+		return errBitmap
 	}
-	return r.rest()
+	return nil
 }
 
 var errBitmap = errors.New("the bitmap does not hold as many ones as were announced")

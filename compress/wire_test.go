@@ -189,12 +189,83 @@ func FuzzDecodeSparse(f *testing.F) {
 	})
 }
 
-func TestHeader(t *testing.T) {
-	rest, err := CheckHeader(append(AppendHeader(nil), 5))
-	require.NoError(t, err)
-	require.Equal(t, []byte{5}, rest)
-	_, err = CheckHeader(nil)
-	require.Error(t, err)
-	_, err = CheckHeader([]byte{Version + 1})
-	require.ErrorContains(t, err, "version")
+// A message of many payloads is read back payload by payload; its bits are padded once.
+func TestMessage(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	var e Encoder
+	var d Decoder
+	for range 3 { // both are used again
+		all, idx, vals, scale := payloads(rng, 1000, 11)
+		packed, bytes := &Packed{Entropy: true}, []byte{1, 2, 3, 4, 5}
+		e.Reset()
+		alone := 0
+		for i, p := range all {
+			e.Sparse(p, idx, vals[i], scale)
+			alone += len(AppendSparse(nil, p, idx, vals[i], scale))
+		}
+		e.Packed(packed, bytes)
+		b := e.Message()
+		require.Less(t, len(b), alone+len(AppendPacked(nil, packed, bytes))+1, "sharing bits must save padding")
+		read := func(b []byte) error {
+			if err := d.Reset(b); err != nil {
+				return err
+			}
+			counts := make([]int, len(all))
+			gi, gv := make([]uint32, 11), make([]float32, 11)
+			for i, p := range all {
+				var err error
+				if counts[i], err = d.Head(p, gi); err != nil {
+					return err
+				}
+				if counts[i] == 11 {
+					require.True(t, slices.IsSorted(gi))
+				}
+			}
+			if err := d.Body(); err != nil {
+				return err
+			}
+			for i, p := range all {
+				if err := d.Values(p, gv[:counts[i]], scale); err != nil {
+					return err
+				}
+				for _, v := range gv[:counts[i]] {
+					require.False(t, v-v != 0)
+				}
+			}
+			if _, err := d.Packed(packed, make([]byte, 5)); err != nil {
+				return err
+			}
+			return d.End()
+		}
+		require.NoError(t, read(b))
+		for cut := range b {
+			require.Error(t, read(b[:cut]), "prefix of %d bytes", cut)
+		}
+		require.Error(t, read(append(slices.Clone(b), 0)))
+		for bit := range 8 * len(b) {
+			bad := slices.Clone(b)
+			bad[bit/8] ^= 1 << (bit % 8)
+			_ = read(bad)
+		}
+		// And the right things come back.
+		require.NoError(t, d.Reset(b))
+		for _, p := range all {
+			gi := make([]uint32, 11)
+			k, err := d.Head(p, gi)
+			require.NoError(t, err)
+			require.Equal(t, idx, gi[:k])
+		}
+		require.NoError(t, d.Body())
+		for i, p := range all {
+			gv := make([]float32, 11)
+			require.NoError(t, d.Values(p, gv, scale))
+			require.Equal(t, vals[i], gv)
+		}
+		got := make([]byte, 5)
+		n, err := d.Packed(packed, got)
+		require.NoError(t, err)
+		require.Equal(t, bytes, got[:n])
+	}
+	require.Error(t, d.Reset(nil))
+	require.ErrorContains(t, d.Reset([]byte{Version + 1}), "version")
 }

@@ -79,7 +79,7 @@ type Config struct {
 	// become final. It is called at the end of Wait or of a step of Join if that moved the gradients: windows from Grad are then dead.
 	Moved func()
 	// FindUnused lets parameters go without a gradient. One that no rank has used since the last exchange keeps the gradient that it
-	// has; on a rank that alone has not used it, it counts as zero.
+	// has, and what a hook delivers for it, as one with feedback may, is lost; on a rank that alone has not used it, it counts as zero.
 	FindUnused bool
 	// Uneven lets ranks run out of data at different times: each then calls Join.
 	Uneven bool

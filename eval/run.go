@@ -218,6 +218,8 @@ func (s Settings) Check() error {
 		return fmt.Errorf("fedavg is %d steps, want 0 (off) or more", s.FedAvg)
 	case s.FedAvg > 0 && s.Delay > 0:
 		return fmt.Errorf("fedavg and a delay exclude each other: one averages weights, the other gradients")
+	case s.ClipNorm > 0 && (s.FedAvg > 0 || s.Delay > 0):
+		return fmt.Errorf("clip norm clips what is exchanged: with fedavg that is weights, and with a delay the gradient has been applied already")
 	case !(s.WeightDecay >= 0) || math.IsInf(s.WeightDecay, 0):
 		return fmt.Errorf("weight decay is %v, want 0 or more", s.WeightDecay)
 	}

@@ -40,7 +40,11 @@ func PerParameter(ctx context.Context, cfg Config, rules []Rule, rest compress.M
 	others := bySize(rest)
 	e, err := New(ctx, cfg, rest.Momentum, func(p ddp.Param) Choice {
 		if i := serves(rules, p); i >= 0 {
-			return Choice{Method: rules[i].Method}
+			c := Choice{Method: rules[i].Method}
+			if c.Method.Across {
+				c.Pool = fmt.Sprintf("of rule %d", i)
+			}
+			return c
 		}
 		return others(p)
 	})

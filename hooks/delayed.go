@@ -122,8 +122,8 @@ func (d *Delayed) Bind(params []ddp.Param, buckets []*ddp.Bucket) (err error) {
 			return err
 		}
 		d.stop()
-		for _, l := range d.tracks {
-			l.free()
+		for _, t := range d.tracks {
+			t.free()
 		}
 	}
 	d.params, d.tracks = params, make([]*track, len(buckets))
@@ -153,22 +153,22 @@ func (d *Delayed) Bind(params []ddp.Param, buckets []*ddp.Bucket) (err error) {
 }
 
 func newTrack(cfg Delay, b *ddp.Bucket) (*track, error) {
-	l := &track{slots: make([]slot, cfg.Steps)}
+	t := &track{slots: make([]slot, cfg.Steps)}
 	grad, err := kernels.NewBuf[float32](cfg.Dev, b.Grad.Len())
-	l.inner = ddp.NewBucket(b.Index, grad, b.Spans)
-	for i := range l.slots {
-		for _, buf := range []*kernels.Buf[float32]{&l.slots[i].g, &l.slots[i].mean} {
+	t.inner = ddp.NewBucket(b.Index, grad, b.Spans)
+	for i := range t.slots {
+		for _, buf := range []*kernels.Buf[float32]{&t.slots[i].g, &t.slots[i].mean} {
 			if err == nil {
 				*buf, err = kernels.NewBuf[float32](cfg.Dev, b.Grad.Len())
 			}
 		}
 	}
-	return l, err
+	return t, err
 }
 
-func (l *track) free() {
-	l.inner.Grad.Free()
-	for _, sl := range l.slots {
+func (t *track) free() {
+	t.inner.Grad.Free()
+	for _, sl := range t.slots {
 		sl.g.Free()
 		sl.mean.Free()
 	}
@@ -218,9 +218,9 @@ func (d *Delayed) settle(sl *slot) {
 
 // serve is one bucket's step. What it puts on its way is in a slot that has just become free.
 func (d *Delayed) serve(r request) error {
-	l := d.tracks[r.b.Index]
-	sl := &l.slots[l.step%d.cfg.Steps]
-	l.step++
+	t := d.tracks[r.b.Index]
+	sl := &t.slots[t.step%d.cfg.Steps]
+	t.step++
 	d.settle(sl)
 	if d.err == nil {
 		d.apply(sl, r)
@@ -228,7 +228,7 @@ func (d *Delayed) serve(r request) error {
 			d.Abort(d.err)
 		}
 	}
-	d.waiting = append(d.waiting, flight{l, sl, r.b.Began, r.b.Filled})
+	d.waiting = append(d.waiting, flight{t, sl, r.b.Began, r.b.Filled})
 	d.send()
 	return d.err
 }
@@ -301,9 +301,9 @@ func (d *Delayed) Drain() error {
 	if err := d.idle(); err != nil {
 		return err
 	}
-	for _, l := range d.tracks {
-		for i := range l.slots {
-			l.slots[i].live = false
+	for _, t := range d.tracks {
+		for i := range t.slots {
+			t.slots[i].live = false
 		}
 	}
 	return nil
@@ -364,16 +364,16 @@ func (d *Delayed) resume(all compress.Snapshot) error {
 	if !ok || len(step) != 8 {
 		return fmt.Errorf("hooks: the saved state has no %q of 8 bytes: was it saved without a delay?", stepKey)
 	}
-	for _, l := range d.tracks {
-		l.step = int(binary.LittleEndian.Uint64(step))
-		for i := range l.slots {
+	for _, t := range d.tracks {
+		t.step = int(binary.LittleEndian.Uint64(step))
+		for i := range t.slots {
 			rate, live := all[rateKey(i)]
 			if live && len(rate) != 8 {
 				return fmt.Errorf("hooks: saved state %q has %d bytes, want 8", rateKey(i), len(rate))
 			}
-			l.slots[i].live, l.slots[i].arrived = live, live
+			t.slots[i].live, t.slots[i].arrived = live, live
 			if live {
-				l.slots[i].rate = math.Float64frombits(binary.LittleEndian.Uint64(rate))
+				t.slots[i].rate = math.Float64frombits(binary.LittleEndian.Uint64(rate))
 			}
 		}
 	}
@@ -400,13 +400,13 @@ func rateKey(slot int) string { return fmt.Sprintf("delayed/%d/rate", slot) }
 
 // eachWindow calls f for every parameter's part of every slot.
 func (d *Delayed) eachWindow(f func(name string, sl *slot, w kernels.Buf[float32]) error) error {
-	for _, l := range d.tracks {
+	for _, t := range d.tracks {
 		at := 0
-		for _, span := range l.inner.Spans {
+		for _, span := range t.inner.Spans {
 			for _, p := range span.Params {
 				hi := at + d.params[p].Len()
-				for i := range l.slots {
-					sl := &l.slots[i]
+				for i := range t.slots {
+					sl := &t.slots[i]
 					name := fmt.Sprintf("%s/delayed/%d/", d.params[p].Name, i)
 					if err := errors.Join(f(name+"g", sl, sl.g.Slice(at, hi)), f(name+"mean", sl, sl.mean.Slice(at, hi))); err != nil {
 						return err
@@ -422,8 +422,8 @@ func (d *Delayed) eachWindow(f func(name string, sl *slot, w kernels.Buf[float32
 // StateBytes is the size of the gradients and means under way.
 func (d *Delayed) StateBytes() int {
 	n := 0
-	for _, l := range d.tracks {
-		n += 4 * 2 * len(l.slots) * l.inner.Grad.Len()
+	for _, t := range d.tracks {
+		n += 4 * 2 * len(t.slots) * t.inner.Grad.Len()
 	}
 	return n
 }

@@ -151,6 +151,7 @@ type Engine struct {
 	running     sync.WaitGroup
 	fused       map[kernels.DType]kernels.Buf[float32]
 	stage       stage
+	decoder     compress.Decoder
 	watch       *watch // nil without a Recorder
 
 	mu    sync.Mutex

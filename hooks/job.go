@@ -25,8 +25,9 @@ type job struct {
 	linears  []linear
 	gathers  boxes
 	splits   boxes
-	msg      []byte   // for everybody
-	parcels  [][]byte // for each rank
+	msg      compress.Encoder   // for everybody
+	parcels  []compress.Encoder // for each rank
+	sending  [][]byte           // the parcels' messages
 }
 
 // served is a compressor and the gradients that it serves.
@@ -53,6 +54,7 @@ type box struct {
 	val    []kernels.Buf[float32]
 	n      []kernels.Buf[uint32]
 	packed []kernels.Buf[uint8]
+	k      int // entries that the rank sends which is being decoded
 }
 
 // boxes keep the rooms of earlier steps beyond their length.
@@ -81,7 +83,7 @@ type lane struct {
 
 // encode lists the leaves of a round's payloads and encodes all that are to be gathered into one message, all that are to be scattered
 // into one for each rank.
-func (e *Engine) encode(j *job, s kernels.Stream) (err error) {
+func (e *Engine) encode(j *job, s kernels.Stream) error {
 	j.linears, j.gathers, j.splits = j.linears[:0], j.gathers[:0], j.splits[:0]
 	for i := range j.spans {
 		sp := &j.spans[i]
@@ -91,59 +93,66 @@ func (e *Engine) encode(j *job, s kernels.Stream) (err error) {
 	if s == e.front {
 		st = &e.stage.front
 	}
-	j.msg = compress.AppendHeader(j.msg[:0])
+	j.msg.Reset()
 	for i := range j.gathers {
-		if j.msg, err = e.append(j.msg, j.gathers[i].like, s, st); err != nil {
+		if err := e.append(&j.msg, j.gathers[i].like, s, st); err != nil {
 			return err
 		}
 	}
-	if len(j.splits) > 0 && j.parcels == nil {
-		j.parcels = make([][]byte, e.cfg.Data.Size())
+	if len(j.splits) == 0 {
+		return nil
+	}
+	if j.parcels == nil {
+		j.parcels, j.sending = make([]compress.Encoder, e.cfg.Data.Size()), make([][]byte, e.cfg.Data.Size())
 	}
 	for r := range j.parcels {
-		if len(j.splits) == 0 {
-			break
-		}
-		j.parcels[r] = compress.AppendHeader(j.parcels[r][:0])
+		j.parcels[r].Reset()
 		for i := range j.splits {
-			if j.parcels[r], err = e.append(j.parcels[r], j.splits[i].split.To[r], s, st); err != nil {
+			if err := e.append(&j.parcels[r], j.splits[i].split.To[r], s, st); err != nil {
 				return err
 			}
 		}
+		j.sending[r] = j.parcels[r].Message()
 	}
 	return nil
 }
 
 // append brings a payload to the host and encodes it.
-func (e *Engine) append(dst []byte, p compress.Payload, s kernels.Stream, st *lane) ([]byte, error) {
+func (e *Engine) append(to *compress.Encoder, p compress.Payload, s kernels.Stream, st *lane) error {
 	if p, ok := p.(*compress.Packed); ok {
 		n := p.B.Len()
 		if !p.Full {
 			used, err := kernels.View(e.ctx, s, p.Len, &st.n)
 			if err != nil {
-				return dst, err
+				return err
 			}
 			n = int(used[0])
 		}
 		b, err := kernels.View(e.ctx, s, p.B.Slice(0, n), &st.bytes)
-		return compress.AppendPacked(dst, p, b), err
+		if err == nil {
+			to.Packed(p, b)
+		}
+		return err
 	}
 	q := p.(*compress.Sparse)
 	n, err := kernels.View(e.ctx, s, q.Len, &st.n)
 	if err != nil {
-		return dst, err
+		return err
 	}
 	k := int(n[0])
 	idx, err := kernels.View(e.ctx, s, q.Idx.Slice(0, k), &st.idx)
 	if err != nil {
-		return dst, err
+		return err
 	}
 	val, err := kernels.View(e.ctx, s, q.Val.Slice(0, k), &st.val)
 	if err != nil {
-		return dst, err
+		return err
 	}
 	scale, err := e.scale(q, s, st)
-	return compress.AppendSparse(dst, q, idx, val, scale), err
+	if err == nil {
+		to.Sparse(q, idx, val, scale)
+	}
+	return err
 }
 
 func (e *Engine) scale(p *compress.Sparse, s kernels.Stream, st *lane) (float32, error) {
@@ -194,8 +203,11 @@ func (e *Engine) list(j *job, s kernels.Stream, name string, p compress.Payload,
 	}
 }
 
-// goesDense tells, from what all ranks know, that decoding all ranks' entries would touch more than the whole tensor.
-func (e *Engine) goesDense(p *compress.Sparse) bool { return e.cfg.Data.Size()*p.Idx.Len() >= p.N }
+// goesDense tells, from what all ranks know, that decoding all ranks' entries would touch more than the whole tensor. Of a payload that is not
+// full nobody knows how many will come.
+func (e *Engine) goesDense(p *compress.Sparse) bool {
+	return p.Full && e.cfg.Data.Size()*p.Idx.Len() >= p.N
+}
 
 // exchange runs one round's collectives: an all-reduce for each wire type, one gather, one all-to-all. What came is valid until the next.
 func (e *Engine) exchange(j *job) error {
@@ -208,8 +220,9 @@ func (e *Engine) exchange(j *job) error {
 		bytes += n * wire.Bytes()
 	}
 	if len(j.gathers) > 0 {
-		bytes += len(j.msg)
-		msgs, err := e.cfg.Data.AllGather(e.ctx, j.msg)
+		msg := j.msg.Message()
+		bytes += len(msg)
+		msgs, err := e.cfg.Data.AllGather(e.ctx, msg)
 		if err != nil {
 			return err
 		}
@@ -218,12 +231,12 @@ func (e *Engine) exchange(j *job) error {
 		}
 	}
 	if len(j.splits) > 0 {
-		for r, b := range j.parcels {
+		for r, b := range j.sending {
 			if r != e.cfg.Data.Rank() { // what a rank keeps it does not offer
 				bytes += len(b)
 			}
 		}
-		msgs, err := e.cfg.Data.AllToAll(e.ctx, j.parcels)
+		msgs, err := e.cfg.Data.AllToAll(e.ctx, j.sending)
 		if err != nil {
 			return err
 		}
@@ -306,17 +319,8 @@ func (e *Engine) decode(list boxes, msgs [][]byte) error {
 		}
 	}
 	for r, msg := range msgs {
-		rest, err := compress.CheckHeader(msg)
-		if err != nil {
-			return fmt.Errorf("hooks: payload of rank %d: %w", r, err)
-		}
-		for i := range list {
-			if rest, err = e.unpack(&list[i], r, rest); err != nil {
-				return fmt.Errorf("hooks: payload of rank %d: %s: %w", r, list[i].name, err)
-			}
-		}
-		if len(rest) != 0 {
-			return fmt.Errorf("hooks: payload of rank %d: %d bytes too long", r, len(rest))
+		if where, err := e.unpack(list, r, msg); err != nil {
+			return fmt.Errorf("hooks: payload of rank %d: %s%w", r, where, err)
 		}
 	}
 	e.count(func(s *Stats) {
@@ -361,38 +365,57 @@ func (e *Engine) room(b *box) error {
 	return nil
 }
 
-// unpack decodes what rank r sent for one box, and returns what follows it.
-func (e *Engine) unpack(b *box, r int, src []byte) (rest []byte, err error) {
-	st, got := &e.stage.back, 0
-	if p, ok := b.like.(*compress.Packed); ok {
-		err = kernels.Fill(e.back, b.packed[r].Slice(0, p.Size(r)), &st.bytes, func(x []byte) (err error) {
-			got, rest, err = compress.DecodePacked(src, p, x)
+// unpack decodes the message of rank r. With an error it returns where it is from, in front of it.
+func (e *Engine) unpack(list boxes, r int, msg []byte) (where string, err error) {
+	d, st := &e.decoder, &e.stage.back
+	if err := d.Reset(msg); err != nil {
+		return "", err
+	}
+	for i := range list {
+		b := &list[i]
+		p, ok := b.like.(*compress.Sparse)
+		if !ok {
+			continue
+		}
+		err := kernels.Fill(e.back, b.idx[r].Slice(0, p.Idx.Len()), &st.idx, func(x []uint32) (err error) {
+			b.k, err = d.Head(p, x)
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return b.name + ": ", err
 		}
+		st.n = append(st.n[:0], uint32(b.k))
+		kernels.Write(e.back, b.n[r], st.n)
+	}
+	if err := d.Body(); err != nil {
+		return "", err
+	}
+	for i := range list {
+		b := &list[i]
+		if err := e.unpackValues(b, r); err != nil {
+			return b.name + ": ", err
+		}
+	}
+	return "", d.End()
+}
+
+func (e *Engine) unpackValues(b *box, r int) error {
+	d, st := &e.decoder, &e.stage.back
+	if p, ok := b.like.(*compress.Packed); ok {
+		got := 0
+		err := kernels.Fill(e.back, b.packed[r].Slice(0, p.Size(r)), &st.bytes, func(x []byte) (err error) {
+			got, err = d.Packed(p, x)
+			return err
+		})
 		b.got.Packed[r] = b.packed[r].Slice(0, got)
-		return rest, nil
+		return err
 	}
 	p := b.like.(*compress.Sparse)
 	scale, err := e.scale(p, e.back, st)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	k := p.Idx.Len()
-	idx, val := b.idx[r].Slice(0, k), b.val[r].Slice(0, k)
-	err = kernels.Fill(e.back, idx, &st.idx, func(i []uint32) error {
-		return kernels.Fill(e.back, val, &st.val, func(v []float32) (err error) {
-			got, rest, err = compress.DecodeSparse(src, p, i, v, scale)
-			return err
-		})
-	})
-	if err != nil {
-		return nil, err
-	}
-	st.n = append(st.n[:0], uint32(got))
-	kernels.Write(e.back, b.n[r], st.n)
-	b.got.Sparse[r] = compress.Sparse{N: p.N, Idx: idx, Val: val, Len: b.n[r]}
-	return rest, nil
+	b.got.Sparse[r] = compress.Sparse{N: p.N, Idx: b.idx[r].Slice(0, k), Val: b.val[r].Slice(0, k), Len: b.n[r]}
+	return kernels.Fill(e.back, b.val[r].Slice(0, b.k), &st.val, func(x []float32) error { return d.Values(p, x, scale) })
 }

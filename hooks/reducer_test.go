@@ -390,3 +390,32 @@ func TestConfigNeedsGroup(t *testing.T) {
 }
 
 var _ ddp.Group = collective.Group(nil)
+
+// BenchmarkReducer161 is what a step costs beside the work itself: 161 small parameters, one rank, dense.
+func BenchmarkReducer161(b *testing.B) {
+	params := make([]ddp.Param, 161)
+	for i := range params {
+		params[i] = ddp.Param{Name: fmt.Sprint(i), Shape: []int{10}}
+	}
+	for name, set := range map[string]func(*hooks.Config, *ddp.Config){
+		"plain":  func(*hooks.Config, *ddp.Config) {},
+		"unused": func(_ *hooks.Config, c *ddp.Config) { c.FindUnused = true },
+		"memory": func(h *hooks.Config, _ *ddp.Config) { h.Recorder = &hooks.Memory{Limit: 1} },
+	} {
+		b.Run(name, func(b *testing.B) {
+			ctx := context.Background()
+			ranks := rigs(b, ctx, 1, kernels.CPU(), params, "dense", set)
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := len(params) - 1; i >= 0; i-- {
+					if err := ranks[0].red.Ready(i); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := ranks[0].red.Wait(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -6,15 +6,19 @@ import "math"
 // a function of counter and key alone. Counters are (block, rank, step, part ID), keys are Key of the seed xor a purpose, so
 // that no two uses meet and all ranks and devices agree.
 func Philox(ctr [4]uint32, key [2]uint32) [4]uint32 {
-	c0, c1, c2, c3 := ctr[0], ctr[1], ctr[2], ctr[3]
-	k0, k1 := key[0], key[1]
+	w0, w1, w2, w3 := philox(ctr[0], ctr[1], ctr[2], ctr[3], key[0], key[1])
+	return [4]uint32{w0, w1, w2, w3}
+}
+
+// philox is Philox with everything in registers, twice as fast in a loop.
+func philox(c0, c1, c2, c3, k0, k1 uint32) (w0, w1, w2, w3 uint32) {
 	for range 10 {
 		a, b := 0xd2511f53*uint64(c0), 0xcd9e8d57*uint64(c2)
 		c0, c1, c2, c3 = uint32(b>>32)^c1^k0, uint32(b), uint32(a>>32)^c3^k1, uint32(a)
 		k0 += 0x9e3779b9
 		k1 += 0xbb67ae85
 	}
-	return [4]uint32{c0, c1, c2, c3}
+	return c0, c1, c2, c3
 }
 
 // Key is seed as Philox takes it: the low word, then the high word.

@@ -98,17 +98,6 @@ var drawTernaryOp = Op{"draw_ternary", func(k *Kernel) {
 	}
 }}
 
-// philox is Philox with everything in registers, several times as fast.
-func philox(c0, c1, c2, c3, k0, k1 uint32) (w0, w1, w2, w3 uint32) {
-	for range 10 {
-		a, b := 0xd2511f53*uint64(c0), 0xcd9e8d57*uint64(c2)
-		c0, c1, c2, c3 = uint32(b>>32)^c1^k0, uint32(b), uint32(a>>32)^c3^k1, uint32(a)
-		k0 += 0x9e3779b9
-		k1 += 0xbb67ae85
-	}
-	return c0, c1, c2, c3
-}
-
 // ternary is the code of v for a random word. Products and differences are exact in float64 or have the right sign.
 func ternary(v float32, word, clip uint32, unit float64) byte {
 	b := math.Float32bits(v)

@@ -244,7 +244,7 @@ func TestThresholdSendsSigns(t *testing.T) {
 	require.NoError(t, err)
 	sparse := p.(*compress.Many).Of[0].(*compress.Sparse)
 	msg := compress.AppendSparse(nil, sparse, []uint32{3, 40}, []float32{2, -2}, 2)
-	require.Len(t, msg, 1+2+1, "the count, a prefix bit with two gaps of 6 and 7 bits, two signs")
+	require.Len(t, msg, 3, "a count of 8 bits, a prefix bit, two gaps of 6 and 7 bits, two signs")
 	idx, val := make([]uint32, 64), make([]float32, 64)
 	k, _, err := compress.DecodeSparse(msg, sparse, idx, val, 2)
 	require.NoError(t, err)

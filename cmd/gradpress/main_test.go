@@ -81,6 +81,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"eval", "--delay", "1", "--methods", "dgc"}, []string{"dgc", "momentum 0.9"}},
 		{[]string{"eval", "--dga-correction=false"}, []string{"--delay"}},
 		{[]string{"eval", "--fedavg", "2", "--methods", "topk"}, []string{"fedavg", "topk"}},
+		{[]string{"eval", "--fedavg", "2", "--clip-norm", "1", "--methods", "dense"}, []string{"clip norm", "weights"}},
+		{[]string{"eval", "--delay", "2", "--clip-norm", "1", "--methods", "dense"}, []string{"clip norm", "applied already"}},
 		{[]string{"eval", "--fedavg", "2", "--delay", "2", "--methods", "dense"}, []string{"exclude"}},
 		{[]string{"eval", "--timeout", "0s"}, []string{"--timeout"}},
 		{[]string{"eval", "--profile", "disk"}, []string{"disk", "cpu or mem"}},

@@ -95,8 +95,8 @@ func run(c *Cluster, grads [][][]float32) [][][]float32 {
 	return all
 }
 
-// conserves: what went in = what came out + what is owed, on average over ranks; every rank holds the same bits; all is finite; and a
-// compressor with memory of its own leaves nothing in v.
+// conserves: what went in = what came out + what is owed, on average over ranks; every rank holds the same bits; all is finite; and
+// nothing is left in v.
 func (k kit) conserves(t *testing.T) {
 	c := k.cluster(t, kernels.CPU())
 	in, out, mass := make([]float64, c.n), make([]float64, c.n), make([]float64, c.n)
@@ -111,7 +111,7 @@ func (k kit) conserves(t *testing.T) {
 				case x-x != 0:
 					t.Fatalf("step %d, element %d is %v", step, i, x)
 				case left[r][i] != 0:
-					t.Fatalf("step %d, element %d: v holds %v, and must be empty where the method keeps its own memory", step, i, left[r][i])
+					t.Fatalf("step %d, element %d: v still holds %v", step, i, left[r][i])
 				}
 				in[i] += float64(g[r][i]) / float64(k.size)
 				mass[i] += math.Abs(float64(g[r][i]))
@@ -121,7 +121,7 @@ func (k kit) conserves(t *testing.T) {
 			out[i] += float64(means[0][i])
 		}
 		if k.law.Owed != "" {
-			owed = k.grows(t, c, g, owed, mass)
+			owed = k.owes(t, c, g, owed, mass)
 		}
 	}
 	if k.law.Owed == "" {
@@ -161,9 +161,9 @@ func (k kit) conserves(t *testing.T) {
 	}
 }
 
-// grows returns what every rank owes after a step with gradients g, was having been owed before. It adds its magnitudes to mass, and checks
+// owes returns what every rank owes after a step with gradients g, was having been owed before. It adds its magnitudes to mass, and checks
 // that it contracts where the law says so.
-func (k kit) grows(t *testing.T, c *Cluster, g, was [][]float32, mass []float64) [][]float32 {
+func (k kit) owes(t *testing.T, c *Cluster, g, was [][]float32, mass []float64) [][]float32 {
 	owed := c.State(k.law.Owed)
 	for r := range owed {
 		require.Len(t, owed[r], c.n)
