@@ -80,7 +80,7 @@ func FindTask(name string) (Task, error) {
 		switch data {
 		case "markov":
 			return textTask(name, dataset.Markov, model.LSTMConfig{Embed: 32, Hidden: 96, Layers: 1}, 32,
-				Settings{Batch: 4, Steps: 800, LR: 2, Rise: 0.05, Momentum: 0.9}), nil
+				Settings{Batch: 4, Steps: 600, LR: 2, Rise: 0.05, Momentum: 0.9}), nil
 		case "shakespeare":
 			return textTask(name, dataset.Shakespeare, model.LSTMConfig{Embed: 64, Hidden: 256, Layers: 2}, 64,
 				Settings{Batch: 4, Steps: 1000, LR: 2, Rise: 0.05, Momentum: 0.9}), nil
