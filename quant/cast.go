@@ -8,7 +8,7 @@ import (
 // CastConfig has no settings.
 type CastConfig struct{}
 
-// Transparent: each hop rounds and sums in float32, and what is not finite stays so.
+// Transparent is true: each hop rounds and sums in float32, and what is not finite stays so.
 func (CastConfig) Transparent() bool { return true }
 
 func newCast(wire kernels.DType) func(CastConfig, compress.Set) (compress.Compressor, error) {

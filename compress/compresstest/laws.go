@@ -23,6 +23,8 @@ type Law struct {
 	Owners bool
 	// Contracts says that what is owed after a step is never longer than the gradient and what was owed before, together.
 	Contracts bool
+	// Linear says that the mean of payloads is the payload of the mean: N ranks get what one rank with the mean gradient would.
+	Linear bool
 	// Variant is set for settings of a method that has passed in full: fewer ranks and lengths then do.
 	Variant bool
 }
@@ -49,6 +51,9 @@ func Run(t *testing.T, law Law) {
 				k.conserves(t)
 				k.replays(t)
 				k.survives(t)
+				if law.Linear {
+					k.isLinear(t)
+				}
 			})
 		}
 	}
@@ -208,6 +213,36 @@ func (k kit) survives(t *testing.T) {
 			require.NoError(t, compress.Restore(ctx, b.Streams[r], b.Ranks[r], snap))
 		}
 		require.Equal(t, want[at:], run(b, k.grads[at:]), "resumed at step %d on %s", at, dev.Name())
+	}
+}
+
+// isLinear compares the first step of all ranks with that of one rank that has the mean gradient.
+func (k kit) isLinear(t *testing.T) {
+	c := k.cluster(t, kernels.CPU())
+	many, _ := c.Step(k.grads[0])
+	mean := make([]float32, c.n)
+	for i := range mean {
+		var sum float64
+		for _, g := range k.grads[0] {
+			sum += float64(g[i])
+		}
+		mean[i] = float32(sum / float64(k.size))
+	}
+	one := NewCluster(t, k.law.New, kernels.CPU(), 1, 42, k.parts...)
+	alone, _ := one.Step([][]float32{mean})
+	var apart, length, largest float64
+	for i, x := range alone[0] {
+		d := float64(x) - float64(many[0][i])
+		apart, length = apart+d*d, length+float64(x)*float64(x)
+		for _, g := range k.grads[0] {
+			largest = max(largest, math.Abs(float64(g[i])))
+		}
+	}
+	// Each rank's payload is rounded, at worst to the 8 bits of bf16, in proportion to its own entries, and the mean once more; a factor
+	// of two for what a method makes of that.
+	tol := 2 * 0x1p-8 * (math.Sqrt(length) + largest*math.Sqrt(float64(c.n))/8)
+	if !(math.Sqrt(apart) <= tol) {
+		t.Fatalf("%d ranks and one with their mean are %v apart, want %v at most", k.size, math.Sqrt(apart), tol)
 	}
 }
 
