@@ -293,6 +293,13 @@ func riceParameter(n, k int) uint {
 	return uint(min(bits.Len64((2*uint64(n)-uint64(k))*493/(2048*uint64(k))), 31))
 }
 
+// IndexBits is how many bits of a message the indices of a Sparse of n elements take.
+func IndexBits(n int, idx []uint32) int {
+	var w bitWriter
+	w.indices(n, idx)
+	return 8*len(w.b) + int(w.n)
+}
+
 // appendIndices appends indices alone, padded to a byte.
 func appendIndices(dst []byte, n int, idx []uint32) []byte {
 	w := bitWriter{b: dst}

@@ -9,8 +9,8 @@ import (
 	"github.com/gradpress/gradpress/kernels"
 )
 
-// indices are those of one sparse payload: k of n, and the bytes that their code takes.
-type indices struct{ n, k, bytes int }
+// indices are those of one sparse payload: k of n, and the bits that their code takes.
+type indices struct{ n, k, bits int }
 
 // floor is the least number of bits that k of n evenly spread indices take: n times the entropy of k/n.
 func (x indices) floor() float64 {
@@ -92,10 +92,9 @@ func (c *measured) note(ctx context.Context, s kernels.Stream, p compress.Payloa
 		if err := kernels.Read(ctx, s, idx, p.Idx.Slice(0, len(idx))); err != nil {
 			return err
 		}
-		code := compress.AppendSparse(nil, &compress.Sparse{N: p.N, Full: true}, idx, nil, 0) // no count and no values: the indices alone
 		r := c.ruler
 		r.mu.Lock()
-		r.noted = append(r.noted, indices{p.N, len(idx), len(code)})
+		r.noted = append(r.noted, indices{p.N, len(idx), compress.IndexBits(p.N, idx)})
 		r.mu.Unlock()
 	}
 	return nil
