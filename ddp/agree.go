@@ -89,7 +89,8 @@ func (r *Reducer) putBack(ctx context.Context) error {
 
 // Join is for a rank that has run out of data. It takes part in the steps of those that have not, until all ranks have joined: its
 // gradients count as zero and the mean is still over all ranks. What it had added up under NoSync goes into the first of these steps. step
-// is called after each with the mean in the gradients, so that the replica follows the others; it clears them.
+// is called after each with the mean in the gradients, so that the replica follows the others; it clears them. The others' exchanges then
+// wait for the end of their backward pass, which is when this rank learns that there is a step.
 func (r *Reducer) Join(ctx context.Context, step func() error) error {
 	switch {
 	case r.err != nil:

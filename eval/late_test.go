@@ -2,13 +2,17 @@ package eval
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gradpress/gradpress/compress/all"
+	"github.com/gradpress/gradpress/eval/checkpoint"
 )
 
 // A run with late means ends with equal weights everywhere (every run checks that), repeats to the bit, also over TCP, and is another one than
@@ -51,6 +55,12 @@ func TestLateRunResumes(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int{4, 7}, steps)
 		require.NoError(t, os.Remove(kp.path(7)))
+		_, entries, err := checkpoint.Read(kp.path(4))
+		require.NoError(t, err)
+		for slot, step := range []int{2, 3} {
+			bits := binary.LittleEndian.Uint64(entries[fmt.Sprintf("method/delayed/%d/rate", slot)])
+			require.Equal(t, r.Settings.rate(step), math.Float64frombits(bits), "a correction belongs to the rate of its step")
+		}
 	}
 	got := do(t, r)
 	require.Equal(t, *want.HeldOutLoss, *got.HeldOutLoss)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/hooks"
 )
 
@@ -69,30 +68,4 @@ func (m *monitor) overlap(rank int) *float64 {
 		}
 	}
 	return finite(sum / float64(n))
-}
-
-// name is the method and how its means are used.
-func (r Run) name() string {
-	s := r.Settings
-	switch {
-	case s.FedAvg > 0:
-		return fmt.Sprintf("fedavg K=%d", s.FedAvg)
-	case s.Delay > 0 && s.Uncorrected:
-		return fmt.Sprintf("%s, D=%d uncorrected", r.Method.Text, s.Delay)
-	case s.Delay > 0:
-		return fmt.Sprintf("%s, D=%d", r.Method.Text, s.Delay)
-	}
-	return r.Method.Text
-}
-
-// Fits is an error where a method cannot be trained with as s says.
-func Fits(m compress.Method, s Settings) error {
-	switch {
-	case s.FedAvg > 0 && m.Name != "dense":
-		return fmt.Errorf("fedavg averages weights, which %s cannot compress: leave it with dense", m.Text)
-	case s.Delay > 0 && m.Momentum.M != 0:
-		return fmt.Errorf("%s applies momentum %v itself, but with a delay gradients are applied at once and would have none: set momentum=0 in it, or take another method",
-			m.Text, m.Momentum.M)
-	}
-	return nil
 }

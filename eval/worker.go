@@ -197,60 +197,6 @@ func (w *replica) count() {
 	t.Compress, t.Exchange, t.Decode = t.Compress+did.Compress, t.Exchange+did.Exchange, t.Decode+did.Decode
 }
 
-// averageWeights lets the weights travel as gradients do, which are clear.
-func (w *replica) averageWeights(ctx context.Context) error {
-	params := w.net.Params()
-	for i := len(params) - 1; i >= 0; i-- {
-		copy(params[i].G, params[i].W)
-		if err := w.reducer.Ready(i); err != nil {
-			return err
-		}
-	}
-	if err := w.reducer.Wait(ctx); err != nil {
-		return err
-	}
-	for _, p := range params {
-		copy(p.W, p.G)
-		clear(p.G)
-	}
-	return nil
-}
-
-// settle ends a run with late means: what is under way is let arrive, and weights and optimizer state are averaged, so that all ranks hold
-// the same.
-func (w *replica) settle(ctx context.Context) error {
-	if w.late == nil {
-		return nil
-	}
-	if err := w.late.Drain(); err != nil {
-		return err
-	}
-	w.count()
-	sent := w.sent
-	stream, err := kernels.CPU().NewStream()
-	if err != nil {
-		return err
-	}
-	for i, p := range w.net.Params() {
-		for _, x := range [][]float32{p.W, w.opt.u[i]} {
-			buf, err := kernels.NewBuf[float32](kernels.CPU(), len(x))
-			if err != nil {
-				return err
-			}
-			kernels.Write(stream, buf, x)
-			if err := w.seat.Data.AllReduce(ctx, stream, buf, collective.Reduction{Op: collective.Mean}); err != nil {
-				return err
-			}
-			if err := kernels.Read(ctx, stream, x, buf); err != nil {
-				return err
-			}
-			w.t.AllPayload += int64(4 * len(x))
-		}
-	}
-	w.t.AllWire += w.seat.sent() - sent
-	return nil
-}
-
 // stateBytes is what the method remembers between steps.
 func (w *replica) stateBytes() int {
 	n := w.engine.StateBytes()

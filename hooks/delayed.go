@@ -360,12 +360,16 @@ func (d *Delayed) resume(all compress.Snapshot) error {
 	if len(d.tracks) == 0 {
 		return nil
 	}
-	step, ok := all[stepKey]
-	if !ok || len(step) != 8 {
-		return fmt.Errorf("hooks: the saved state has no %q of 8 bytes: was it saved without a delay?", stepKey)
+	raw := all[stepKey]
+	if len(raw) != 8 {
+		return fmt.Errorf("hooks: saved state %q has %d bytes, want 8: was it saved without a delay?", stepKey, len(raw))
+	}
+	step := binary.LittleEndian.Uint64(raw)
+	if step > math.MaxInt {
+		return fmt.Errorf("hooks: saved state %q is %d", stepKey, step)
 	}
 	for _, t := range d.tracks {
-		t.step = int(binary.LittleEndian.Uint64(step))
+		t.step = int(step)
 		for i := range t.slots {
 			rate, live := all[rateKey(i)]
 			if live && len(rate) != 8 {

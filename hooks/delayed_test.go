@@ -1,6 +1,7 @@
 package hooks_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gradpress/gradpress/compress"
 	"github.com/gradpress/gradpress/ddp"
 	"github.com/gradpress/gradpress/hooks"
 	"github.com/gradpress/gradpress/kernels"
@@ -274,4 +276,24 @@ func TestDelayedFails(t *testing.T) {
 		require.ErrorContains(t, err, "cosmic ray", "rank %d", r)
 	}
 	require.NoError(t, ctx.Err())
+}
+
+func TestDelayedRestoreRefuses(t *testing.T) {
+	for want, change := range map[string]func(compress.Snapshot){
+		`"delayed/step" has 0 bytes`:         func(s compress.Snapshot) { delete(s, "delayed/step") },
+		`"delayed/step" is 1844674407370955`: func(s compress.Snapshot) { s["delayed/step"] = bytes.Repeat([]byte{255}, 8) },
+		`"delayed/1/rate" has 3 bytes`:       func(s compress.Snapshot) { s["delayed/1/rate"] = s["delayed/1/rate"][:3] },
+		`"conv2/delayed/0/mean" has 4 bytes`: func(s compress.Snapshot) { s["conv2/delayed/0/mean"] = make([]byte, 4) },
+		`"bias/delayed/1/g" has 0 bytes`:     func(s compress.Snapshot) { delete(s, "bias/delayed/1/g") },
+	} {
+		ctx := deadline(t)
+		ranks, late := lateRigs(t, ctx, 1, kernels.Lazy(), model, "topk", hooks.Delay{Steps: 2}, nil)
+		for step := range 3 {
+			steps(t, ctx, ranks, model, draw(uint64(step), 1, modelLen()))
+		}
+		snap, err := late[0].Save()
+		require.NoError(t, err)
+		change(snap)
+		require.ErrorContains(t, late[0].Restore(snap), want)
+	}
 }

@@ -375,6 +375,53 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
+// liar is a group on which rank 0 sends what no reducer would.
+type liar struct {
+	ddp.Group
+	order  func(msg []byte)
+	bitmap func(msg []byte) []byte
+}
+
+func (l liar) Broadcast(ctx context.Context, b []byte, root int) error {
+	err := l.Group.Broadcast(ctx, b, root)
+	l.order(b)
+	return err
+}
+
+func (l liar) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
+	msgs, err := l.Group.AllGather(ctx, mine)
+	if err == nil {
+		msgs[0] = l.bitmap(msgs[0])
+	}
+	return msgs, err
+}
+
+func TestReducerRefusesNonsense(t *testing.T) {
+	same := func(b []byte) []byte { return b }
+	for want, l := range map[string]liar{
+		"rank 0 sends a bitmap of 1 bytes, want 2": {bitmap: func(b []byte) []byte { return b[:1] }, order: func([]byte) {}},
+		"rank 0 sends parameter 9 as number 1":     {bitmap: same, order: func(b []byte) { b[4] = 9 }},
+		"rank 0 sends parameter 6 as number 2":     {bitmap: same, order: func(b []byte) { b[8] = 6 }},
+	} {
+		ctx := deadline(t)
+		ranks := rigs(t, ctx, 2, kernels.CPU(), model, "dense", func(_ *hooks.Config, c *ddp.Config) {
+			l.Group = c.Group
+			c.FindUnused, c.Group = true, l
+		})
+		errs := each(2, func(r int) error {
+			for i := len(model) - 1; i >= 0; i-- {
+				if err := ranks[r].red.Ready(i); err != nil {
+					return err
+				}
+			}
+			return ranks[r].red.Wait(ctx)
+		})
+		for r, err := range errs {
+			require.ErrorContains(t, err, want, "rank %d", r)
+		}
+	}
+}
+
 func TestConfigNeedsGroup(t *testing.T) {
 	e, err := hooks.AllReduce(context.Background(), hooks.Config{Dev: kernels.CPU(), Data: collective.New(inproc.New(1)[0]), Control: collective.New(inproc.New(1)[0])})
 	require.NoError(t, err)

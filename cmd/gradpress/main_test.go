@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 
 // call runs the command line in this process.
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	var o, e bytes.Buffer
@@ -171,6 +172,24 @@ func TestSweepAndTrace(t *testing.T) {
 		b, err := os.ReadFile(filepath.Join(out, name))
 		require.NoError(t, err)
 		require.True(t, json.Valid(b))
+	}
+}
+
+// Each process writes the timeline of its rank.
+func TestLaunchedRanksTrace(t *testing.T) {
+	out := t.TempDir()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	args := append([]string{"run", "-n", "2", "--", exe, "eval", "--methods", "topk", "--delay", "2", "--out", out, "--trace", filepath.Join(out, "t.json")}, quick...)
+	text, err := program(t, nil, args...).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	require.Contains(t, string(text), "topk, D=2")
+	for rank := range 2 {
+		b, err := os.ReadFile(filepath.Join(out, fmt.Sprintf("t.rank%d.json", rank)))
+		require.NoError(t, err)
+		require.True(t, json.Valid(b))
+		require.Contains(t, string(b), fmt.Sprintf(`"pid":%d`, rank))
+		require.NotContains(t, string(b), fmt.Sprintf(`"pid":%d`, 1-rank))
 	}
 }
 
