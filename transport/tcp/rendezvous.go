@@ -37,6 +37,10 @@ func Dial(ctx context.Context, c Config) ([]transport.Mesh, error) {
 	if c.Size > 1 {
 		if err := l.meet(ctx); err != nil {
 			l.leave()
+			if cause := ctx.Err(); cause != nil && !errors.Is(err, cause) {
+				// All ranks may be cancelled at once, and hear of each other's end before they look at their own.
+				err = fmt.Errorf("%w: %w", err, cause)
+			}
 			return nil, err
 		}
 	}
