@@ -18,13 +18,18 @@ type progress struct {
 	w    io.Writer
 	on   bool
 	bars *mpb.Progress // nil where there is no terminal
+	now  *task
+}
+
+// task is one piece of work under way.
+type task struct {
+	text string
+	from time.Time
+	next time.Time // when a line is due
+	bar  *mpb.Bar  // nil where there is no terminal
 
 	mu   sync.Mutex
-	bar  *mpb.Bar
-	text string
-	loss float64
-	next time.Time
-	from time.Time
+	loss float64 // smoothed; 0 where there is none
 }
 
 // every is how often a line is printed where there is no terminal.
@@ -41,75 +46,83 @@ func newProgress(w io.Writer, on bool) *progress {
 }
 
 // run begins a training run and returns what is to be called after each step.
-func (p *progress) run(task, method string, steps int) func(step int, loss float64) {
+func (p *progress) run(name, method string, steps int) func(step int, loss float64) {
 	if !p.on {
 		return nil
 	}
-	p.begin(task+"  "+method, int64(steps))
-	return func(step int, loss float64) { p.update(int64(step), int64(steps), loss) }
+	t := p.begin(name+"  "+method, int64(steps))
+	return func(step int, loss float64) { p.update(t, int64(step), int64(steps), loss) }
 }
 
 // load begins loading data.
-func (p *progress) load(task string) func(done, total int64) {
+func (p *progress) load(name string) func(done, total int64) {
 	if !p.on {
 		return nil
 	}
-	p.begin(task+"  data", 0)
-	return func(done, total int64) { p.update(done, total, 0) }
+	t := p.begin(name+"  data", 0)
+	return func(done, total int64) { p.update(t, done, total, 0) }
 }
 
-func (p *progress) begin(text string, total int64) {
-	p.text, p.loss, p.from = text, 0, time.Now()
-	p.next = p.from.Add(every)
+func (p *progress) begin(text string, total int64) *task {
+	t := &task{text: text, from: time.Now(), next: time.Now().Add(every)}
+	p.now = t
 	if p.bars != nil {
-		p.bar = p.bars.AddBar(total,
+		t.bar = p.bars.AddBar(total,
 			mpb.PrependDecorators(decor.Name(text+" ", decor.WCSyncWidth), decor.CountersNoUnit("%d/%d", decor.WCSyncWidth)),
-			mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				if p.loss == 0 {
-					return ""
-				}
-				return fmt.Sprintf("loss %.3f ", p.loss)
-			}), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "done")))
+			mpb.AppendDecorators(decor.Any(t.shown), decor.OnComplete(decor.AverageETA(decor.ET_STYLE_GO), "done")))
 	}
+	return t
 }
 
-func (p *progress) update(done, total int64, loss float64) {
-	p.mu.Lock()
-	if p.loss == 0 {
-		p.loss = loss
+// shown is the loss as it stands beside the bar.
+func (t *task) shown(decor.Statistics) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.loss == 0 {
+		return ""
 	}
-	p.loss += 0.05 * (loss - p.loss)
-	shown := p.loss
-	p.mu.Unlock()
-	if p.bar != nil {
-		p.bar.SetTotal(total, false)
-		p.bar.SetCurrent(done)
+	return fmt.Sprintf("loss %.3f ", t.loss)
+}
+
+func (p *progress) update(t *task, done, total int64, loss float64) {
+	t.mu.Lock()
+	if t.loss == 0 {
+		t.loss = loss
+	}
+	t.loss += 0.05 * (loss - t.loss)
+	t.mu.Unlock()
+	if t.bar != nil {
+		t.bar.SetTotal(total, false)
+		t.bar.SetCurrent(done)
 		return
 	}
-	if now := time.Now(); now.After(p.next) && total > 0 {
-		p.next = now.Add(every)
-		left := time.Duration(float64(now.Sub(p.from)) * float64(total-done) / float64(done))
-		fmt.Fprintf(p.w, "%s  %d/%d  loss %.3f  %s left\n", p.text, done, total, shown, left.Round(time.Second))
+	if now := time.Now(); now.After(t.next) && total > 0 {
+		t.next = now.Add(every)
+		left := time.Duration(float64(now.Sub(t.from)) * float64(total-done) / float64(done))
+		fmt.Fprintf(p.w, "%s  %d/%d  %s%s left\n", t.text, done, total, t.shown(decor.Statistics{}), left.Round(time.Second))
 	}
 }
 
 // end finishes what was begun last; rec is the outcome of a run, or nil.
 func (p *progress) end(rec *eval.Record) {
-	if !p.on {
+	t := p.now
+	if t == nil {
 		return
 	}
-	if p.bar != nil {
-		p.bar.SetTotal(-1, true)
-		p.bar = nil
+	p.now = nil
+	switch {
+	case t.bar == nil:
+	case rec == nil: // data is there, or the run has failed
+		t.bar.Abort(true)
+	default:
+		t.bar.SetTotal(-1, true)
 	}
 	if rec != nil && p.bars == nil {
 		final := "diverged"
 		if rec.Final != nil && !rec.Diverged {
 			final = fmt.Sprintf("%s %.4f", rec.Metric, *rec.Final)
 		}
-		fmt.Fprintf(p.w, "%s  %s  payload %.0fx  %.1f s\n", p.text, final, rec.PayloadRatio, rec.Seconds)
+		fmt.Fprintf(p.w, "%s  %s  payload %.0fx  %.1f s\n", t.text, final, rec.PayloadRatio, rec.Seconds)
 	}
 }
 
