@@ -28,6 +28,7 @@ type Settings struct {
 	Uncorrected bool    // late means are applied as they are
 	FedAvg      int     // local steps between two averages of the weights, instead of averaging gradients; 0 is off
 	ClipNorm    float64 // of the whole gradient of a rank; 0 is off
+	Trust       bool    // do not look for gradients that are not finite
 	Augment     bool    // crop and mirror training images, where the data allows it
 }
 

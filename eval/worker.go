@@ -111,7 +111,7 @@ func newReplica(ctx context.Context, seat Seat, r Run, bucketBytes int, watch *m
 	if w.feed, err = r.Problem.Feed(seat.Data.Rank(), w.s); err != nil {
 		return nil, err
 	}
-	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: w.s.Seed, ClipNorm: w.s.ClipNorm}
+	cfg := hooks.Config{Dev: kernels.CPU(), Data: seat.Data, Control: seat.Control, Seed: w.s.Seed, ClipNorm: w.s.ClipNorm, Trust: w.s.Trust}
 	if w.t.DenseWire, err = denseWire(ctx, cfg, seat, w.net, bucketBytes); err != nil {
 		return nil, err
 	}

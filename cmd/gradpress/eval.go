@@ -37,6 +37,7 @@ type evalFlags struct {
 	corrected            bool
 	trace                string
 	data, out, profiling string
+	nonfinite            string
 	checkpoints          eval.Checkpoints
 	json, augment        bool
 	timeout              time.Duration
@@ -82,6 +83,7 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
 	fl.BoolVar(&f.corrected, "dga-correction", true, "with --delay, apply a rank's own gradient at once and correct it when the mean comes")
 	fl.IntVar(&f.fedavg, "fedavg", 0, "average weights every so many local steps, instead of gradients; 0 is off")
 	fl.StringVar(&f.trace, "trace", "", fmt.Sprintf("write a timeline of %d steps after warm-up for chrome://tracing or Perfetto; one file a run and a process", eval.TraceSteps))
+	fl.StringVar(&f.nonfinite, "nonfinite", "check", "check: exchange a bucket dense where a gradient is not finite, so that it enters no residual; trust: do not look")
 	fl.StringVar(&f.data, "data", "", "folder with data files; default is a cache that is filled from the network when needed")
 	fl.StringVar(&f.out, "out", "out", "folder for records and table")
 	fl.StringVar(&f.checkpoints.Dir, "checkpoint", "", "folder for checkpoints, one file a rank; default none are written")
@@ -232,6 +234,8 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		return nil, usagef("--train-limit is %d, want 0 (all) or more", f.trainLimit)
 	case !f.corrected && f.delay == 0:
 		return nil, usagef("--dga-correction=false needs --delay")
+	case f.nonfinite != "check" && f.nonfinite != "trust":
+		return nil, usagef("--nonfinite is %q, want check or trust", f.nonfinite)
 	case f.checkpoints.Every < 1:
 		return nil, usagef("--checkpoint-every is %d, want 1 or more", f.checkpoints.Every)
 	case f.checkpoints.Dir != "" && f.delay > 0:
@@ -251,7 +255,7 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 			return nil, usageError{err}
 		}
 		s := t.Defaults
-		s.Workers, s.Seed, s.Momentum, s.Augment, s.ClipNorm = f.workers, f.seed, f.momentum, f.augment, f.clipNorm
+		s.Workers, s.Seed, s.Momentum, s.Augment, s.ClipNorm, s.Trust = f.workers, f.seed, f.momentum, f.augment, f.clipNorm, f.nonfinite == "trust"
 		s.Delay, s.Uncorrected, s.FedAvg = f.delay, !f.corrected, f.fedavg
 		if set("steps") {
 			s.Steps = f.steps

@@ -86,6 +86,7 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"eval", "--delay", "2", "--clip-norm", "1", "--methods", "dense"}, []string{"clip norm", "applied already"}},
 		{[]string{"eval", "--fedavg", "2", "--delay", "2", "--methods", "dense"}, []string{"exclude"}},
 		{[]string{"eval", "--timeout", "0s"}, []string{"--timeout"}},
+		{[]string{"eval", "--nonfinite", "hope"}, []string{"hope", "check or trust"}},
 		{[]string{"eval", "--profile", "disk"}, []string{"disk", "cpu or mem"}},
 		{[]string{"run"}, []string{"command"}},
 		{[]string{"run", "-n", "0", "--", "true"}, []string{"-n", "1 to 1024"}},
