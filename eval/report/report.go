@@ -36,7 +36,7 @@ func rows(records []*eval.Record) [][]string {
 			r.Task, r.Method, metric(r), difference(r),
 			fmt.Sprintf("%s (%s)", ratio(&r.PayloadRatio), ratio(&r.WholePayloadRatio)),
 			fmt.Sprintf("%s (%s)", ratio(r.WireRatio), ratio(r.WholeWireRatio)),
-			bytes(r.Bytes), seconds(r.BackwardSeconds), seconds(r.CompressSeconds + r.DecodeSeconds), seconds(r.ExchangeSeconds),
+			size(r.Bytes), seconds(r.BackwardSeconds), seconds(r.CompressSeconds + r.DecodeSeconds), seconds(r.ExchangeSeconds),
 			fmt.Sprintf("%.1f", r.StateBytes), seconds(r.Seconds),
 		})
 	}
@@ -139,7 +139,7 @@ func ratio(x *float64) string {
 	return fmt.Sprintf("%.1fx", *x)
 }
 
-func bytes(x float64) string {
+func size(x float64) string {
 	switch {
 	case x >= 1e6:
 		return fmt.Sprintf("%.2f MB", x/1e6)
