@@ -157,6 +157,20 @@ func TestHostileSparse(t *testing.T) {
 	}
 }
 
+func TestCountsAreMinimal(t *testing.T) {
+	p := &Sparse{N: 300}
+	idx, val := make([]uint32, 200), make([]float32, 200)
+	_, _, err := DecodeSparse([]byte{0x80, 0}, p, idx, val, 0)
+	require.ErrorContains(t, err, "byte too many")
+	_, _, err = DecodeSparse([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, p, idx, val, 0)
+	require.Error(t, err)
+	_, _, err = DecodeSparse([]byte{201, 1}, p, idx, val, 0)
+	require.ErrorContains(t, err, "201, at most 200")
+	k, _, err := DecodeSparse([]byte{0}, p, idx, val, 0)
+	require.NoError(t, err)
+	require.Zero(t, k)
+}
+
 // checkDecoded accepts an error or a well-formed result.
 func checkDecoded(t *testing.T, b []byte, p *Sparse, gi []uint32, gv []float32) {
 	t.Helper()

@@ -1,6 +1,7 @@
 package dgc_test
 
 import (
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -76,6 +77,22 @@ func TestLawsThroughOwners(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: owed, Owners: owed != "", Variant: !strings.HasPrefix(text, "dgc:ratio=0.05,momentum=0")})
 		})
+	}
+}
+
+// Owners select again with the ratio of the step, which warm-up changes.
+func TestOwnersFollowTheWarmup(t *testing.T) {
+	const n = 4000
+	c := compresstest.NewCluster(t, newMethod(t, "dgc:ratio=0.001,warmup=5,exchange=twophase"), kernels.CPU(), 4, 0, compress.NewPart("w", n))
+	for step, want := range []float64{0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001} {
+		means, _ := c.Step(compresstest.Gradients(rand.New(rand.NewPCG(1, uint64(step))), 0, 4, n))
+		sent := 0
+		for _, x := range means[0] {
+			if x != 0 {
+				sent++
+			}
+		}
+		require.InDelta(t, want*n, sent, 4, "step %d: each of four owners hands out its share, rounded up", step)
 	}
 }
 

@@ -355,6 +355,30 @@ func TestSaveAndRestoreAcrossLayouts(t *testing.T) {
 	}
 }
 
+// An engine that is set back to an earlier step goes on as it did from there, also where that was dense and it has been sparse since.
+func TestRestoreIntoTheSameEngine(t *testing.T) {
+	w := newWorld(t, 4, kernels.CPU(), 1<<20, model, compressed(t, "dgc:ratio=0.01,warmup=5"), nil)
+	run := func() (all [][]float32) {
+		for step := range 5 {
+			all = append(all, w.mustStep(draw(uint64(step), 4, modelLen()))[0])
+		}
+		return all
+	}
+	var start []compress.Snapshot
+	for _, e := range w.engines {
+		snap, err := e.Save()
+		require.NoError(t, err)
+		start = append(start, snap)
+	}
+	want := run()
+	for r, e := range w.engines {
+		require.NoError(t, e.Restore(start[r]))
+	}
+	for step, got := range run() {
+		sameBits(t, want[step], got)
+	}
+}
+
 // BenchmarkStep is one rank's reducer step after warm-up; the allocations must not grow with the model.
 func BenchmarkStep(b *testing.B) {
 	for _, text := range []string{"dense", "topk", "dgc"} {
