@@ -51,7 +51,7 @@ func evalCommand() *cobra.Command {
 		Long: `Train each task with each method on N workers, from equal initial weights, and print one table: the final metric and its difference
 from dense, payload ratio and wire ratio counted on the wire, bytes a step, seconds, state.
 
-Without flags it needs no data, no network and no GPU, and takes two to three minutes on two cores. Workers are goroutines of this process;
+Without flags it needs no data, no network and no GPU, and takes one and a half to three minutes on two cores. Workers are goroutines of this process;
 started by "gradpress run" or torchrun, each process is one rank and they meet over TCP.
 
 Tasks: ` + eval.TaskNames + `.
