@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/gradpress/gradpress/eval/report"
 )
 
 // Legend explains the columns.
@@ -30,23 +32,13 @@ func Text(w io.Writer, rows []*Row) error {
 			index, excess = fmt.Sprintf("%.2f", *r.IndexBits), fmt.Sprintf("%.1f %%", 100*(*r.IndexBits / *r.IndexFloor - 1))
 		}
 		fmt.Fprintln(tw, strings.Join([]string{r.Model, fmt.Sprint(r.Parameters), r.Method, fmt.Sprint(r.PayloadBytes),
-			times(&r.PayloadRatio), times(r.CompressedRatio), index, excess,
-			times(&r.Wire4) + "/" + times(&r.Wire16) + "/" + times(&r.Wire64),
-			times(r.TwoPhase4) + "/" + times(r.TwoPhase16) + "/" + times(r.TwoPhase64), times(r.PaperRatio)}, "\t"))
+			report.Ratio(&r.PayloadRatio), report.Ratio(r.CompressedRatio), index, excess,
+			report.Ratio(&r.Wire4) + "/" + report.Ratio(&r.Wire16) + "/" + report.Ratio(&r.Wire64),
+			report.Ratio(r.TwoPhase4) + "/" + report.Ratio(r.TwoPhase16) + "/" + report.Ratio(r.TwoPhase64), report.Ratio(r.PaperRatio)}, "\t"))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\n%s", Legend)
 	return err
-}
-
-func times(x *float64) string {
-	switch {
-	case x == nil:
-		return "-"
-	case *x >= 100:
-		return fmt.Sprintf("%.0fx", *x)
-	}
-	return fmt.Sprintf("%.1fx", *x)
 }

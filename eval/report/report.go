@@ -34,8 +34,8 @@ func rows(records []*eval.Record) [][]string {
 	for _, r := range records {
 		all = append(all, []string{
 			r.Task, r.Method, metric(r), difference(r),
-			fmt.Sprintf("%s (%s)", ratio(&r.PayloadRatio), ratio(&r.WholePayloadRatio)),
-			fmt.Sprintf("%s (%s)", ratio(r.WireRatio), ratio(r.WholeWireRatio)),
+			fmt.Sprintf("%s (%s)", Ratio(&r.PayloadRatio), Ratio(&r.WholePayloadRatio)),
+			fmt.Sprintf("%s (%s)", Ratio(r.WireRatio), Ratio(r.WholeWireRatio)),
 			size(r.Bytes), seconds(r.BackwardSeconds), seconds(r.CompressSeconds + r.DecodeSeconds), seconds(r.ExchangeSeconds),
 			fmt.Sprintf("%.1f", r.StateBytes), seconds(r.Seconds),
 		})
@@ -129,7 +129,8 @@ func difference(r *eval.Record) string {
 	return fmt.Sprintf("%+.3f", *r.Final-*r.Dense)
 }
 
-func ratio(x *float64) string {
+// Ratio is x as tables show it, a dash where it does not apply.
+func Ratio(x *float64) string {
 	switch {
 	case x == nil:
 		return "-"

@@ -38,7 +38,7 @@ var allowed = map[string][]string{
 	"eval/model/blas":           {},
 	"eval":                      {"collective", "compress", "compress/all", "ddp", "eval/checkpoint", "eval/dataset", "eval/model", "eval/model/blas", "hooks", "kernels", "transport", "transport/inproc"},
 	"eval/report":               {"eval"},
-	"eval/ratio":                {"collective", "compress", "ddp", "eval/shapes", "hooks", "kernels", "transport"},
+	"eval/ratio":                {"collective", "compress", "ddp", "eval/report", "eval/shapes", "hooks", "kernels", "transport"},
 	"eval/shapes":               {},
 	"eval/peers/...":            {"compress", "compress/all", "compress/compresstest", "kernels"},
 	"cmd/gradpress":             {"compress", "compress/all", "eval", "eval/...", "transport/launch", "transport/tcp"},
