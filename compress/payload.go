@@ -2,6 +2,7 @@ package compress
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -58,6 +59,23 @@ func (v *Values) UnmarshalText(b []byte) error {
 	}
 	*v = Values(i)
 	return nil
+}
+
+// ExpectedBytes is what k of n entries take on the wire if their indices are evenly spread: what all ranks know before anything is sent.
+func (v Values) ExpectedBytes(n, k float64) float64 {
+	if k == 0 {
+		return 0
+	}
+	return math.Ceil(IndexFloor(n, k)/8) + math.Ceil(k*[...]float64{4, 2, 1, 0.125}[v]) + [...]float64{0, 0, 4, 4}[v]
+}
+
+// IndexFloor is the least number of bits that k of n evenly spread indices take: n times the entropy of k/n.
+func IndexFloor(n, k float64) float64 {
+	if k <= 0 || k >= n {
+		return 0
+	}
+	p := k / n
+	return -n * (p*math.Log2(p) + (1-p)*math.Log1p(-p)/math.Ln2)
 }
 
 // Packed is bytes that mean nothing until they are decoded: every rank gathers all of them. B has the size of the largest that any rank may

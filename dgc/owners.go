@@ -94,21 +94,10 @@ func (c *owners) State() []compress.NamedBuf {
 
 // ownersPay estimates, from what all ranks know, whether going through owners sends fewer bytes than gathering.
 func ownersPay(n, k int, values compress.Values, size int) bool {
-	bytes := func(n, k float64) float64 {
-		if k == 0 {
-			return 0
-		}
-		p := k / n
-		index := -math.Log2(p) - (1-p)/p*math.Log2(1-p)
-		if p >= 1 {
-			index = 0
-		}
-		return math.Ceil(k*index/8) + math.Ceil(k*[...]float64{4, 2, 1, 0.125}[values]) + [...]float64{0, 0, 4, 4}[values]
-	}
 	ranks := float64(size)
 	segment := math.Ceil(float64(n) / ranks)
-	gather := (ranks - 1) * bytes(float64(n), float64(k))
-	scatter := (ranks - 1) * (1 + bytes(segment, float64(k)/ranks))
-	handOut := (ranks - 1) * bytes(segment, float64(keep(int(segment), float64(k)/float64(n))))
+	gather := (ranks - 1) * values.ExpectedBytes(float64(n), float64(k))
+	scatter := (ranks - 1) * (1 + values.ExpectedBytes(segment, float64(k)/ranks))
+	handOut := (ranks - 1) * values.ExpectedBytes(segment, float64(keep(int(segment), float64(k)/float64(n))))
 	return scatter+handOut < gather
 }

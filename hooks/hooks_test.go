@@ -245,6 +245,22 @@ func TestPayloadBytes(t *testing.T) {
 	require.Equal(t, s.DenseBytes, s.PayloadBytes, "dense offers what it has, and needs no flag")
 }
 
+// TestDenseWhereThatIsLess: a quarter of a tensor from each of 4 ranks is less on the wire than a dense ring, from each of 8 it is more, and
+// of signs in place of exact values it still is less.
+func TestDenseWhereThatIsLess(t *testing.T) {
+	for _, c := range []struct {
+		text  string
+		size  int
+		dense bool
+	}{{"topk:ratio=0.25", 4, false}, {"topk:ratio=0.25", 8, true}, {"topk:ratio=0.25,values=sign", 8, false}, {"topk:ratio=1", 2, true}, {"topk:ratio=0.9", 2, false}} {
+		w := newWorld(t, c.size, kernels.CPU(), 1<<20, []ddp.Param{{Name: "w", Shape: []int{100, 100}}}, compressed(t, c.text), nil)
+		w.mustStep(draw(1, c.size, 10000))
+		s := w.engines[0].Stats()
+		require.Equal(t, c.dense, s.PayloadBytes == 1+s.DenseBytes, "%s, %d ranks: %d of %d bytes", c.text, c.size, s.PayloadBytes, s.DenseBytes)
+		require.LessOrEqual(t, s.PayloadBytes, 1+s.DenseBytes)
+	}
+}
+
 // breaker damages what one rank receives, or stops it.
 type breaker struct {
 	collective.Group
@@ -357,10 +373,10 @@ func TestSaveAndRestoreAcrossLayouts(t *testing.T) {
 
 // An engine that is set back to an earlier step goes on as it did from there, also where that was dense and it has been sparse since.
 func TestRestoreIntoTheSameEngine(t *testing.T) {
-	w := newWorld(t, 4, kernels.CPU(), 1<<20, model, compressed(t, "dgc:ratio=0.01,warmup=5"), nil)
+	w := newWorld(t, 8, kernels.CPU(), 1<<20, model, compressed(t, "dgc:ratio=0.01,warmup=5"), nil)
 	run := func() (all [][]float32) {
 		for step := range 5 {
-			all = append(all, w.mustStep(draw(uint64(step), 4, modelLen()))[0])
+			all = append(all, w.mustStep(draw(uint64(step), 8, modelLen()))[0])
 		}
 		return all
 	}

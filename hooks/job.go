@@ -203,10 +203,11 @@ func (e *Engine) list(j *job, s kernels.Stream, name string, p compress.Payload,
 	}
 }
 
-// goesDense tells, from what all ranks know, that decoding all ranks' entries would touch more than the whole tensor. Of a payload that is not
-// full nobody knows how many will come.
+// goesDense tells, from what all ranks know, that an all-reduce of the whole tensor sends fewer bytes than every rank's entries to all. Of a
+// payload that is not full nobody knows how many will come.
 func (e *Engine) goesDense(p *compress.Sparse) bool {
-	return p.Full && e.cfg.Data.Size()*p.Idx.Len() >= p.N
+	ranks := float64(e.cfg.Data.Size())
+	return p.Full && ranks*p.Values.ExpectedBytes(float64(p.N), float64(p.Idx.Len())) >= 2*float64(4*p.N)
 }
 
 // exchange runs one round's collectives: an all-reduce for each wire type, one gather, one all-to-all. What came is valid until the next.

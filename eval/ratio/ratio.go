@@ -99,7 +99,7 @@ func (row *Row) payload(ctx context.Context, c Config, src *source, u usage) err
 	row.PayloadRatio = 4 * float64(row.Parameters) / float64(u.payload)
 	bits, floor, k := 0.0, 0.0, 0
 	for _, x := range u.indices {
-		bits, floor, k = bits+float64(x.bits), floor+x.floor(), k+x.k
+		bits, floor, k = bits+float64(x.bits), floor+compress.IndexFloor(float64(x.n), float64(x.k)), k+x.k
 	}
 	if k > 0 {
 		row.IndexBits, row.IndexFloor = over(bits, float64(k)), over(floor, float64(k))

@@ -2,7 +2,6 @@ package ratio
 
 import (
 	"context"
-	"math"
 	"sync"
 
 	"github.com/gradpress/gradpress/compress"
@@ -11,15 +10,6 @@ import (
 
 // indices are those of one sparse payload: k of n, and the bits that their code takes.
 type indices struct{ n, k, bits int }
-
-// floor is the least number of bits that k of n evenly spread indices take: n times the entropy of k/n.
-func (x indices) floor() float64 {
-	p := float64(x.k) / float64(x.n)
-	if p == 0 || p == 1 {
-		return 0
-	}
-	return -float64(x.n) * (p*math.Log2(p) + (1-p)*math.Log1p(-p)/math.Ln2)
-}
 
 // ruler measures the indices of the sparse payloads that compressors offer to all.
 type ruler struct {
