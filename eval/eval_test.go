@@ -279,14 +279,22 @@ func (f stoppingFeed) Batch(step int) (model.Batch, bool) {
 
 // A run that is stopped anywhere and resumed ends with the bits of one that never stopped, and with its counts.
 func TestResumeIsBitEqual(t *testing.T) {
-	for _, c := range []struct{ task, method string }{
-		{"resnet8-glyphs", "dense"}, {"lstm-markov", "dgc:ratio=0.01,warmup=6"}, {"lstm-markov", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase"},
-		{"resnet8-glyphs", "powersgd"},
+	for _, c := range []struct {
+		task, method string
+		delay        int
+	}{
+		{"resnet8-glyphs", "dense", 0}, {"lstm-markov", "dgc:ratio=0.01,warmup=6", 0},
+		{"lstm-markov", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase", 0}, {"resnet8-glyphs", "powersgd", 0}, {"resnet8-glyphs", "topk:ratio=0.05", 3},
 	} {
 		const steps = 12
-		want := do(t, tiny(t, c.task, c.method, 2, steps))
-		for _, stop := range []int{2, 5, 11} {
+		run := func() Run {
 			r := tiny(t, c.task, c.method, 2, steps)
+			r.Settings.Delay = c.delay
+			return r
+		}
+		want := do(t, run())
+		for _, stop := range []int{2, 5, 11} {
+			r := run()
 			r.Checkpoints = Checkpoints{Dir: t.TempDir(), Every: 2, Resume: true}
 			_, err := stopAfter(r, stop).Do(context.Background())
 			require.ErrorContains(t, err, "labels")

@@ -238,8 +238,6 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		return nil, usagef("--nonfinite is %q, want check or trust", f.nonfinite)
 	case f.checkpoints.Every < 1:
 		return nil, usagef("--checkpoint-every is %d, want 1 or more", f.checkpoints.Every)
-	case f.checkpoints.Dir != "" && f.delay > 0:
-		return nil, usagef("--checkpoint and --delay do not go together: gradients on their way are not saved")
 	case f.checkpoints.Resume && f.checkpoints.Dir == "":
 		return nil, usagef("--resume needs --checkpoint DIR")
 	case f.timeout <= 0:
