@@ -128,7 +128,12 @@ func (f *evalFlags) run(cmd *cobra.Command) (err error) {
 	show := newProgress(cmd.ErrOrStderr(), ranks.Rank == 0)
 	defer show.close()
 
-	// Data first: a missing file should not cost an hour of training.
+	// Files first: one that cannot be written, or is missing, should not cost an hour of training.
+	if ranks.Rank == 0 {
+		if err := f.append(func(io.Writer) error { return nil }); err != nil {
+			return fmt.Errorf("--out: %w", err)
+		}
+	}
 	for i := range jobs {
 		if err := f.load(ctx, &jobs[i], set, show); err != nil {
 			return err
@@ -352,15 +357,18 @@ func (f *evalFlags) load(ctx context.Context, j *job, set func(string) bool, sho
 
 // keep appends the newest record to runs.jsonl and rewrites the table, so that nothing is lost if a later run fails.
 func (f *evalFlags) keep(records []*eval.Record) (err error) {
-	if err := os.MkdirAll(f.out, 0o777); err != nil {
-		return err
-	}
-	if err := write(filepath.Join(f.out, "runs.jsonl"), os.O_APPEND, func(w io.Writer) error {
-		return report.JSON(w, records[len(records)-1])
-	}); err != nil {
+	if err := f.append(func(w io.Writer) error { return report.JSON(w, records[len(records)-1]) }); err != nil {
 		return err
 	}
 	return write(filepath.Join(f.out, "table.md"), os.O_TRUNC, func(w io.Writer) error { return report.Markdown(w, records) })
+}
+
+// append adds to the records of all runs.
+func (f *evalFlags) append(record func(io.Writer) error) error {
+	if err := os.MkdirAll(f.out, 0o777); err != nil {
+		return err
+	}
+	return write(filepath.Join(f.out, "runs.jsonl"), os.O_APPEND, record)
 }
 
 func write(path string, mode int, f func(io.Writer) error) error {

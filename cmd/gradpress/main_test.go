@@ -123,6 +123,18 @@ func TestHelpAndMethods(t *testing.T) {
 	}
 }
 
+// TestOutIsTriedFirst: a folder that cannot be written to is not found out after the training.
+func TestOutIsTriedFirst(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o666))
+	code, out, err := call(t, "eval", "--task", "resnet8-glyphs", "--methods", "dense", "--steps", "1", "--out", filepath.Join(file, "out"))
+	require.Equal(t, failed, code)
+	require.Empty(t, out)
+	require.Contains(t, err, "--out")
+	require.Contains(t, err, file)
+	require.NotContains(t, err, "dense", "nothing was trained")
+}
+
 func TestMissingAndCorruptData(t *testing.T) {
 	dir := t.TempDir()
 	code, _, err := call(t, "eval", "--task", "lstm-shakespeare", "--data", dir, "--out", dir)
