@@ -25,23 +25,23 @@ func newMethod(t testing.TB, text string) func(compress.Set) (compress.Compresso
 
 func TestLaws(t *testing.T) {
 	for text, owed := range map[string]string{
-		"onebit":                           "residual",
-		"onebit:group=column":              "residual",
-		"onebit:group=row":                 "residual",
-		"onebit:group=tensor":              "residual",
-		"threshold":                        "residual",
-		"threshold:tau=2":                  "residual",
-		"terngrad":                         "",
-		"terngrad:clip=0":                  "",
-		"terngrad:share_scale=true":        "",
-		"terngrad:share_scale=true,clip=1": "",
-		"int8":                             "residual",
-		"int8:block=7":                     "residual",
-		"int8:block=1000000":               "residual",
-		"fp16":                             "",
-		"bf16":                             "",
+		"onebit:exchange=gather":              "residual",
+		"onebit:group=column,exchange=gather": "residual",
+		"onebit:group=row,exchange=gather":    "residual",
+		"onebit:group=tensor,exchange=gather": "residual",
+		"threshold":                           "residual",
+		"threshold:tau=2":                     "residual",
+		"terngrad":                            "",
+		"terngrad:clip=0":                     "",
+		"terngrad:share_scale=true":           "",
+		"terngrad:share_scale=true,clip=1":    "",
+		"int8:exchange=gather":                "residual",
+		"int8:block=7,exchange=gather":        "residual",
+		"int8:block=1000000,exchange=gather":  "residual",
+		"fp16":                                "",
+		"bf16":                                "",
 	} {
-		full := text == "onebit" || text == "threshold" || text == "terngrad:share_scale=true" || text == "int8:block=7"
+		full := text == "onebit:exchange=gather" || text == "threshold" || text == "terngrad:share_scale=true" || text == "int8:block=7,exchange=gather"
 		t.Run(text, func(t *testing.T) {
 			compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: owed, Contracts: owed != "", Variant: !full})
 		})
@@ -54,6 +54,21 @@ func TestLawsThroughOwners(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: "residual", Owners: true, Contracts: true, Variant: true})
 		})
+	}
+}
+
+// TestAutoGoesByOwner: from three ranks on, two-phase is what costs fewer bytes, and is the default.
+func TestAutoGoesByOwner(t *testing.T) {
+	for _, name := range []string{"onebit", "int8"} {
+		for size, want := range map[int]string{1: "gather", 2: "gather", 3: "twophase", 8: "twophase"} {
+			set := compress.Set{Parts: []compress.Part{compress.NewPart("w", 64, 27)}, Size: size, Dev: kernels.CPU()}
+			def, err := newMethod(t, name)(set)
+			require.NoError(t, err)
+			same, err := newMethod(t, name+":exchange="+want)(set)
+			require.NoError(t, err)
+			require.IsType(t, same, def, "%s on %d ranks", name, size)
+			require.Equal(t, len(same.State()), len(def.State()))
+		}
 	}
 }
 

@@ -77,8 +77,11 @@ func (g *golden) method() string {
 			sep = ","
 		}
 	}
-	if g.Algorithm == "powersgd" {
+	switch g.Algorithm {
+	case "powersgd":
 		text += sep + "rate=0.01" // the cases are smaller than is worth it
+	case "onebit":
+		text += sep + "exchange=gather" // they quantise once
 	}
 	return text
 }
