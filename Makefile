@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build test race openblas fuzz lint bench eval ci clean
+.PHONY: help build test purego generate race openblas fuzz lint bench eval ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -9,6 +9,12 @@ build: ## build bin/gradpress, pure Go
 
 test: ## run all tests, as the README says
 	go test ./...
+
+purego: ## test what has assembly without it
+	go test -tags purego ./kernels ./compress/... ./dgc ./powersgd ./quant ./hooks
+
+generate: ## write the assembly anew, after its generators in kernels/_generate
+	go generate ./kernels
 
 race: ## run the concurrent packages under the race detector
 	go test -race ./compress/... ./ddp/... ./collective/... ./hooks/... ./transport/...

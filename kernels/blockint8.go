@@ -2,6 +2,8 @@ package kernels
 
 import "math"
 
+//go:generate go run -C _generate ./blockint8 -out ../blockint8_amd64.s -stubs ../blockint8_amd64.go -pkg kernels
+
 // BlockInt8Bytes is the size of n numbers in one byte each: for each block of them, the last maybe shorter, a scale, float32 in
 // little-endian order; then the levels, whole numbers from -127 to 127.
 func BlockInt8Bytes(n, block int) int { return 4*((n+block-1)/block) + n }
@@ -49,6 +51,10 @@ var takeBlockInt8Op = Op{"take_block_int8", func(k *Kernel) {
 
 func maxAbs(x []float32) float32 {
 	var a, b, c, d uint32
+	for avx2 && len(x) >= 32 {
+		n, most := maxAbsAVX2(x[:min(len(x), piece)])
+		a, x = max(a, most), x[n:]
+	}
 	for ; len(x) >= 4; x = x[4:] {
 		a = max(a, math.Float32bits(x[0])&magMask)
 		b = max(b, math.Float32bits(x[1])&magMask)
@@ -67,6 +73,10 @@ func takeLevels(levels []byte, x []float32, scale float32) {
 		return
 	}
 	inv := 1 / scale
+	for avx2 && len(x) >= 32 {
+		n := takeLevelsAVX2(levels, x[:min(len(x), piece)], inv, scale)
+		levels, x = levels[n:], x[n:]
+	}
 	levels = levels[:len(x)]
 	for i, v := range x {
 		// Adding 1.5 * 2^23 leaves no bits for a fraction: the addition rounds, and the low byte is the level.
@@ -82,10 +92,17 @@ var addBlockInt8Op = Op{"add_block_int8", func(k *Kernel) {
 	for ; len(y) > 0; scales = scales[4:] {
 		n := min(block, len(y))
 		scale := float32(a * getScale(scales))
-		now := y[:n]
-		for i, b := range levels[:n] {
-			now[i] += float32(float32(int8(b)) * scale)
-		}
+		addLevels(y[:n], levels[:n], scale)
 		levels, y = levels[n:], y[n:]
 	}
 }}
+
+func addLevels(y []float32, levels []byte, scale float32) {
+	for avx2 && len(y) >= 32 {
+		n := addLevelsAVX2(y[:min(len(y), piece)], levels, scale)
+		levels, y = levels[n:], y[n:]
+	}
+	for i, b := range levels[:len(y)] {
+		y[i] += float32(float32(int8(b)) * scale)
+	}
+}

@@ -16,8 +16,20 @@ var ctx = context.Background()
 
 const guard = 9 // elements around a window that must survive
 
-// each runs f for every device, length and offset.
+// each runs f for every device, length and offset, in Go alone and, where there is any, with assembly.
 func each(t *testing.T, f func(t *testing.T, e *env)) {
+	eachCode(t, func(t *testing.T) { eachDevice(t, f) })
+}
+
+func eachCode(t *testing.T, f func(t *testing.T)) {
+	defer func(was bool) { avx2 = was }(avx2)
+	for _, on := range slices.Compact([]bool{false, avx2}) {
+		avx2 = on
+		t.Run(fmt.Sprintf("avx2=%v", on), f)
+	}
+}
+
+func eachDevice(t *testing.T, f func(t *testing.T, e *env)) {
 	for _, dev := range []Device{CPU(), Lazy()} {
 		for _, n := range []int{0, 1, 7, 8, 9, 1000, 4097} {
 			for _, off := range []int{0, 1, 3} {

@@ -5,6 +5,8 @@ import (
 	"math/bits"
 )
 
+//go:generate go run -C _generate ./onebit -out ../onebit_amd64.s -stubs ../onebit_amd64.go -pkg kernels
+
 // Groups says which entries of a row-major Rows x Cols matrix share a pair of levels: those of a row, or those of a column.
 type Groups struct {
 	Rows, Cols int
@@ -61,14 +63,18 @@ const strip = 1024
 var takeOneBitOp = Op{"take_onebit", func(k *Kernel) {
 	levels, signs, x, _, g := oneBit(k)
 	clear(signs)
+	put := func(group int, hi, lo float32) {
+		putScale(levels[8*group:], lo)
+		putScale(levels[8*group+4:], hi)
+	}
 	if !g.ByColumn {
 		for r := range g.Rows {
 			row := x[r*g.Cols : (r+1)*g.Cols]
-			sums, below := packRow(signs, r*g.Cols, row)
-			hi, lo := mean(sums[0], g.Cols-below), mean(sums[1], below)
-			putScale(levels[8*r:], lo)
-			putScale(levels[8*r+4:], hi)
-			addRow(row, signs, r*g.Cols, &pair{-hi, -lo})
+			var sums rowSums
+			sums.pack(signs, r*g.Cols, row)
+			hi, lo := sums.levels(g.Cols)
+			put(r, hi, lo)
+			addRow(row, signs, r*g.Cols, -hi, -lo)
 		}
 		return
 	}
@@ -78,13 +84,11 @@ var takeOneBitOp = Op{"take_onebit", func(k *Kernel) {
 		for r := range g.Rows {
 			sums.pack(signs, r*g.Cols+c, x[r*g.Cols+c:][:w])
 		}
-		var take [strip]pair
+		var take columns
 		for j := range w {
-			below := int(sums.below[j])
-			hi, lo := mean(sums.of[j][0], g.Rows-below), mean(sums.of[j][1], below)
-			putScale(levels[8*(c+j):], lo)
-			putScale(levels[8*(c+j)+4:], hi)
-			take[j] = pair{-hi, -lo}
+			hi, lo := sums.levels(j, g.Rows)
+			put(c+j, hi, lo)
+			take[0][j], take[1][j] = -hi, -lo
 		}
 		for r := range g.Rows {
 			addColumns(x[r*g.Cols+c:][:w], signs, r*g.Cols+c, &take)
@@ -94,30 +98,27 @@ var takeOneBitOp = Op{"take_onebit", func(k *Kernel) {
 
 var addOneBitOp = Op{"add_onebit", func(k *Kernel) {
 	levels, signs, y, a, g := oneBit(k)
-	level := func(group int) pair {
-		return pair{float32(a * getScale(levels[8*group+4:])), float32(a * getScale(levels[8*group:]))}
+	level := func(group int) (hi, lo float32) {
+		return a * getScale(levels[8*group+4:]), a * getScale(levels[8*group:])
 	}
 	if !g.ByColumn {
 		for r := range g.Rows {
-			both := level(r)
-			addRow(y[r*g.Cols:(r+1)*g.Cols], signs, r*g.Cols, &both)
+			hi, lo := level(r)
+			addRow(y[r*g.Cols:(r+1)*g.Cols], signs, r*g.Cols, hi, lo)
 		}
 		return
 	}
 	for c := 0; c < g.Cols; c += strip {
-		var add [strip]pair
+		var add columns
 		w := min(strip, g.Cols-c)
 		for j := range w {
-			add[j] = level(c + j)
+			add[0][j], add[1][j] = level(c + j)
 		}
 		for r := range g.Rows {
 			addColumns(y[r*g.Cols+c:][:w], signs, r*g.Cols+c, &add)
 		}
 	}
 }}
-
-// pair is something for the entries that are not below zero, and for those that are: it is indexed by their sign bits.
-type pair [2]float32
 
 // below is 1 where v < 0, else 0. A NaN goes by its sign.
 func below(v float32) uint32 { return uint32((1<<31 - uint64(math.Float32bits(v))) >> 63) }
@@ -130,52 +131,74 @@ func mean(sum float64, n int) float32 {
 	return sane(float32(sum / float64(n)))
 }
 
-// packRow sets the signs of x, which are clear, from bit at on. It returns the sums of the entries that are not below zero and of those that
-// are, and the count of the latter. Sums are kept in eight pairs, so that an addition need not wait for the last.
-func packRow(signs []byte, at int, x []float32) (sums [2]float64, count int) {
-	var s [8][2]float64
+// rowSums are the sums of a row's entries that are not below zero and of those that are, and the count of the latter. Sums are in eight
+// lanes, so that an addition need not wait for the last.
+type rowSums struct {
+	of    [2][8]float64
+	below int
+}
+
+// levels are the means of a row of n entries.
+func (s *rowSums) levels(n int) (hi, lo float32) {
+	var sum [2]float64
+	for k := range sum {
+		for _, v := range s.of[k] {
+			sum[k] += v
+		}
+	}
+	return mean(sum[0], n-s.below), mean(sum[1], s.below)
+}
+
+// pack sets the signs of x, which are clear, from bit at on, and adds x to the sums.
+func (s *rowSums) pack(signs []byte, at int, x []float32) {
 	for ; at%8 != 0 && len(x) > 0; at, x = at+1, x[1:] {
-		k := below(x[0])
-		signs[at/8] |= byte(k << (at % 8))
-		s[0][k&1] += float64(x[0])
-		count += int(k)
+		s.one(signs, at, 0, x[0])
 	}
 	signs = signs[at/8:]
-	for ; len(x) >= 8; x, signs = x[8:], signs[1:] {
+	for avx2 && len(x) >= 16 {
+		n, below := packRowAVX2(signs, x[:min(len(x), piece)], &s.of[0], &s.of[1])
+		s.below += below
+		signs, x = signs[n/8:], x[n:]
+	}
+	for ; len(x) >= 8; signs, x = signs[1:], x[8:] {
 		k0, k1, k2, k3 := below(x[0]), below(x[1]), below(x[2]), below(x[3])
 		k4, k5, k6, k7 := below(x[4]), below(x[5]), below(x[6]), below(x[7])
 		b := byte(k0 | k1<<1 | k2<<2 | k3<<3 | k4<<4 | k5<<5 | k6<<6 | k7<<7)
 		signs[0] = b
-		count += bits.OnesCount8(b)
-		s[0][k0&1] += float64(x[0])
-		s[1][k1&1] += float64(x[1])
-		s[2][k2&1] += float64(x[2])
-		s[3][k3&1] += float64(x[3])
-		s[4][k4&1] += float64(x[4])
-		s[5][k5&1] += float64(x[5])
-		s[6][k6&1] += float64(x[6])
-		s[7][k7&1] += float64(x[7])
+		s.below += bits.OnesCount8(b)
+		s.of[k0&1][0] += float64(x[0])
+		s.of[k1&1][1] += float64(x[1])
+		s.of[k2&1][2] += float64(x[2])
+		s.of[k3&1][3] += float64(x[3])
+		s.of[k4&1][4] += float64(x[4])
+		s.of[k5&1][5] += float64(x[5])
+		s.of[k6&1][6] += float64(x[6])
+		s.of[k7&1][7] += float64(x[7])
 	}
 	for j, v := range x {
-		k := below(v)
-		signs[0] |= byte(k << j)
-		s[j][k&1] += float64(v)
-		count += int(k)
+		s.one(signs, j, j, v)
 	}
-	for _, t := range s {
-		sums[0] += t[0]
-		sums[1] += t[1]
-	}
-	return sums, count
 }
 
-// addRow is y[j] += add[bit at+j of signs].
-func addRow(y []float32, signs []byte, at int, add *pair) {
+func (s *rowSums) one(signs []byte, at, lane int, v float32) {
+	k := below(v)
+	signs[at/8] |= byte(k << (at % 8))
+	s.of[k&1][lane] += float64(v)
+	s.below += int(k)
+}
+
+// addRow is y[j] += bit at+j of signs ? lo : hi.
+func addRow(y []float32, signs []byte, at int, hi, lo float32) {
+	add := [2]float32{hi, lo}
 	for ; at%8 != 0 && len(y) > 0; at, y = at+1, y[1:] {
 		y[0] += add[signs[at/8]>>(at%8)&1]
 	}
 	signs = signs[at/8:]
-	for ; len(y) >= 8; y, signs = y[8:], signs[1:] {
+	for avx2 && len(y) >= 32 {
+		n := addRowAVX2(y[:min(len(y), piece)], signs, hi, lo)
+		signs, y = signs[n/8:], y[n:]
+	}
+	for ; len(y) >= 8; signs, y = signs[1:], y[8:] {
 		b := signs[0]
 		y[0] += add[b&1]
 		y[1] += add[b>>1&1]
@@ -191,10 +214,16 @@ func addRow(y []float32, signs []byte, at int, add *pair) {
 	}
 }
 
-// columnSums are, for each column of a strip, the sums that packRow has for a row.
+// columnSums are, for each column of a strip, the sums that rowSums has for a row.
 type columnSums struct {
-	of    [strip][2]float64
+	of    [2][strip]float64
 	below [strip]uint32
+}
+
+// levels are the means of column j, of n entries.
+func (s *columnSums) levels(j, n int) (hi, lo float32) {
+	below := int(s.below[j])
+	return mean(s.of[0][j], n-below), mean(s.of[1][j], below)
 }
 
 // pack sets the signs of a row of a strip, which are clear, from bit at on, and adds the row to the sums.
@@ -203,19 +232,24 @@ func (s *columnSums) pack(signs []byte, at int, x []float32) {
 	for ; at%8 != 0 && j < len(x); at, j = at+1, j+1 {
 		s.one(signs, at, j, x[j])
 	}
+	if avx2 {
+		n := packColumnsAVX2(signs[at/8:], x[j:], s.of[0][j:], s.of[1][j:], s.below[j:])
+		at, j = at+n, j+n
+	}
 	for ; j+8 <= len(x); at, j = at+8, j+8 {
-		x, of, count := x[j:j+8:j+8], s.of[j:j+8:j+8], s.below[j:j+8:j+8]
+		x, count := x[j:j+8:j+8], s.below[j:j+8:j+8]
+		of := [2]*[8]float64{(*[8]float64)(s.of[0][j:]), (*[8]float64)(s.of[1][j:])}
 		k0, k1, k2, k3 := below(x[0]), below(x[1]), below(x[2]), below(x[3])
 		k4, k5, k6, k7 := below(x[4]), below(x[5]), below(x[6]), below(x[7])
 		signs[at/8] = byte(k0 | k1<<1 | k2<<2 | k3<<3 | k4<<4 | k5<<5 | k6<<6 | k7<<7)
-		of[0][k0&1] += float64(x[0])
-		of[1][k1&1] += float64(x[1])
-		of[2][k2&1] += float64(x[2])
-		of[3][k3&1] += float64(x[3])
-		of[4][k4&1] += float64(x[4])
-		of[5][k5&1] += float64(x[5])
-		of[6][k6&1] += float64(x[6])
-		of[7][k7&1] += float64(x[7])
+		of[k0&1][0] += float64(x[0])
+		of[k1&1][1] += float64(x[1])
+		of[k2&1][2] += float64(x[2])
+		of[k3&1][3] += float64(x[3])
+		of[k4&1][4] += float64(x[4])
+		of[k5&1][5] += float64(x[5])
+		of[k6&1][6] += float64(x[6])
+		of[k7&1][7] += float64(x[7])
 		count[0] += k0
 		count[1] += k1
 		count[2] += k2
@@ -233,28 +267,25 @@ func (s *columnSums) pack(signs []byte, at int, x []float32) {
 func (s *columnSums) one(signs []byte, at, j int, v float32) {
 	k := below(v)
 	signs[at/8] |= byte(k << (at % 8))
-	s.of[j][k&1] += float64(v)
+	s.of[k&1][j] += float64(v)
 	s.below[j] += k
 }
 
-// addColumns is y[j] += add[j][bit at+j of signs].
-func addColumns(y []float32, signs []byte, at int, add *[strip]pair) {
+// columns are, for each column of a strip, what to add where an entry is not below zero, and where it is.
+type columns [2][strip]float32
+
+// addColumns is y[j] += add[bit at+j of signs][j].
+func addColumns(y []float32, signs []byte, at int, add *columns) {
+	hi, lo := add[0][:len(y)], add[1][:len(y)]
 	j := 0
 	for ; at%8 != 0 && j < len(y); at, j = at+1, j+1 {
-		y[j] += add[j][signs[at/8]>>(at%8)&1]
+		y[j] += add[signs[at/8]>>(at%8)&1][j]
 	}
-	for ; j+8 <= len(y); at, j = at+8, j+8 {
-		y, add, b := y[j:j+8:j+8], add[j:j+8:j+8], signs[at/8]
-		y[0] += add[0][b&1]
-		y[1] += add[1][b>>1&1]
-		y[2] += add[2][b>>2&1]
-		y[3] += add[3][b>>3&1]
-		y[4] += add[4][b>>4&1]
-		y[5] += add[5][b>>5&1]
-		y[6] += add[6][b>>6&1]
-		y[7] += add[7][b>>7]
+	if avx2 && j < len(y) {
+		n := addColumnsAVX2(y[j:], signs[at/8:], hi[j:], lo[j:])
+		at, j = at+n, j+n
 	}
 	for ; j < len(y); at, j = at+1, j+1 {
-		y[j] += add[j][signs[at/8]>>(at%8)&1]
+		y[j] += add[signs[at/8]>>(at%8)&1][j]
 	}
 }

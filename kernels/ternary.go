@@ -1,6 +1,11 @@
 package kernels
 
-import "math"
+import (
+	"math"
+	"slices"
+)
+
+//go:generate go run -C _generate ./ternary -out ../ternary_amd64.s -stubs ../ternary_amd64.go -pkg kernels
 
 // TernaryScale is scale[0] = min(max|x|, clip * sigma), sigma being the population standard deviation of x; max|x| where clip is 0.
 // A sigma of 0, of equal entries or of only one, does not clip: nothing of them would ever be sent.
@@ -12,36 +17,51 @@ func TernaryScale(s Stream, scale Buf[float32], x Buf[float32], clip float32) {
 var ternaryScaleOp = Op{"ternary_scale", func(k *Kernel) {
 	scale, x, clip := slice[float32](k.Args[0]), slice[float32](k.Args[1]), float64(k.Args[2].f32())
 	n := float64(len(x))
-	var first float64
+	var s spread
 	if len(x) > 0 {
-		first = float64(x[0]) // sums of differences from it lose nothing to a large mean, and are exactly 0 for equal entries
+		s.first = float64(x[0])
 	}
-	var m0, m1 uint32
-	var s0, s1, q0, q1 float64
-	for ; len(x) >= 2; x = x[2:] {
-		d0, d1 := float64(x[0])-first, float64(x[1])-first
-		m0, m1 = max(m0, math.Float32bits(x[0])&magMask), max(m1, math.Float32bits(x[1])&magMask)
-		s0 += d0
-		s1 += d1
-		q0 += float64(d0 * d0)
-		q1 += float64(d1 * d1)
-	}
-	for _, v := range x {
-		d := float64(v) - first
-		m0 = max(m0, math.Float32bits(v)&magMask)
-		s0 += d
-		q0 += float64(d * d)
-	}
-	scale[0] = sane(math.Float32frombits(max(m0, m1)))
+	s.add(x)
+	scale[0] = sane(math.Float32frombits(slices.Max(s.most[:])))
 	if clip == 0 || n == 0 {
 		return
 	}
-	mean := (s0 + s1) / n
-	variance := (q0+q1)/n - float64(mean*mean)
+	var sum, squares float64
+	for j := range s.sums {
+		sum += s.sums[j]
+		squares += s.squares[j]
+	}
+	mean := sum / n
+	variance := squares/n - float64(mean*mean)
 	if limit := float32(clip * math.Sqrt(max(variance, 0))); limit > 0 {
 		scale[0] = min(scale[0], limit)
 	}
 }}
+
+// spread sums up differences from the first entry, which lose nothing to a large mean and are exactly 0 for equal entries. It does so in lanes, so
+// that an addition need not wait for the last.
+type spread struct {
+	first         float64
+	most          [8]uint32 // bits of the largest magnitude
+	sums, squares [16]float64
+}
+
+func (s *spread) add(x []float32) {
+	for avx2 && len(x) >= 16 {
+		n := spreadAVX2(x[:min(len(x), piece)], s.first, &s.most, &s.sums, &s.squares)
+		x = x[n:]
+	}
+	for len(x) > 0 {
+		n := min(len(x), 16)
+		for j, v := range x[:n] {
+			d := float64(v) - s.first
+			s.most[j%8] = max(s.most[j%8], math.Float32bits(v)&magMask)
+			s.sums[j] += d
+			s.squares[j] += float64(d * d)
+		}
+		x = x[n:]
+	}
+}
 
 // MaxScale is scale[0] = max(scale[0], the float32 in msg). What is not finite there counts as 0: see getScale.
 func MaxScale(s Stream, scale Buf[float32], msg Buf[uint8]) {
@@ -79,21 +99,24 @@ func DrawTernary(s Stream, codes Buf[uint8], x Buf[float32], clip, scale Buf[flo
 
 var drawTernaryOp = Op{"draw_ternary", func(k *Kernel) {
 	codes, x := slice[uint8](k.Args[0]), slice[float32](k.Args[1])
-	clip := math.Float32bits(slice[float32](k.Args[2])[0])
-	unit := float64(slice[float32](k.Args[3])[0]) * 0x1p-24
+	clip, scale := slice[float32](k.Args[2])[0], slice[float32](k.Args[3])[0]
 	rank, step, id, key := uint32(k.Args[4].Bits), uint32(k.Args[5].Bits), uint32(k.Args[6].Bits), Key(k.Args[7].Bits)
-	whole := len(x) / 4
-	for i := range codes[:whole] {
-		x := x[4*i : 4*i+4 : 4*i+4]
-		w0, w1, w2, w3 := philox(uint32(i), rank, step, id, key[0], key[1])
-		codes[i] = ternary(x[0], w0, clip, unit) | ternary(x[1], w1, clip, unit)<<2 |
-			ternary(x[2], w2, clip, unit)<<4 | ternary(x[3], w3, clip, unit)<<6
+	block := uint32(0)
+	for avx2 && len(x) >= 32 {
+		n := drawTernaryAVX2(codes, x[:min(len(x), piece)], block, rank, step, id, key[0], key[1], clip, scale)
+		codes, x, block = codes[n/4:], x[n:], block+uint32(n/4)
 	}
-	if x := x[4*whole:]; len(x) > 0 {
-		w := Philox([4]uint32{uint32(whole), rank, step, id}, key)
-		codes[whole] = 0
+	top, unit := math.Float32bits(clip), float64(scale)*0x1p-24
+	for ; len(x) >= 4; codes, x, block = codes[1:], x[4:], block+1 {
+		w0, w1, w2, w3 := philox(block, rank, step, id, key[0], key[1])
+		codes[0] = ternary(x[0], w0, top, unit) | ternary(x[1], w1, top, unit)<<2 |
+			ternary(x[2], w2, top, unit)<<4 | ternary(x[3], w3, top, unit)<<6
+	}
+	if len(x) > 0 {
+		w := Philox([4]uint32{block, rank, step, id}, key)
+		codes[0] = 0
 		for j, v := range x {
-			codes[whole] |= ternary(v, w[j], clip, unit) << (2 * j)
+			codes[0] |= ternary(v, w[j], top, unit) << (2 * j)
 		}
 	}
 }}
@@ -117,6 +140,10 @@ func AddTernary(s Stream, y Buf[float32], a float32, codes, msg Buf[uint8]) {
 var addTernaryOp = Op{"add_ternary", func(k *Kernel) {
 	y, codes := slice[float32](k.Args[0]), slice[uint8](k.Args[2])
 	a := float32(k.Args[1].f32() * getScale(slice[uint8](k.Args[3])))
+	for avx2 && len(y) >= 32 {
+		n := addTernaryAVX2(y[:min(len(y), piece)], codes, a)
+		y, codes = y[n:], codes[n/4:]
+	}
 	value := [4]float32{0, a, -a, 0}
 	for ; len(y) >= 4; y, codes = y[4:], codes[1:] {
 		c := codes[0]

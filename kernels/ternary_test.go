@@ -77,6 +77,34 @@ func TestDrawAndAddTernary(t *testing.T) {
 	})
 }
 
+// What is sent is decided by an exact comparison: not at equality, but for the next number up.
+func TestDrawTernaryIsExact(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		d := Draw{Rank: 1, Step: 2, ID: 3, Key: Key(4)}
+		for _, scale := range []float32{1, 0x1.fffffep0, 0x1.234568p-3, 0x1.777776p-120, 0x1.abcdp-127, maxScale} {
+			equal, above := make([]float32, e.n), make([]float32, e.n)
+			for i := range equal {
+				u := float64(Philox([4]uint32{uint32(i / 4), d.Rank, d.Step, d.ID}, d.Key)[i%4]>>8) * 0x1p-24
+				x := u * float64(scale) // the largest float32 that is not more, and the next
+				equal[i] = float32(x)
+				if float64(equal[i]) > x {
+					equal[i] = math.Nextafter32(equal[i], 0)
+				}
+				above[i] = math.Nextafter32(equal[i], math.MaxFloat32)
+			}
+			b, codes := put(e, []float32{scale}), put(e, make([]byte, TernaryBytes(e.n)))
+			DrawTernary(e.s, codes, put(e, equal), b, b, d)
+			for i, c := range get(e, codes) {
+				require.Zero(t, c, "entries %d to %d, scale %v", 4*i, 4*i+3, scale)
+			}
+			DrawTernary(e.s, codes, put(e, above), b, b, d)
+			for i, c := range get(e, codes) {
+				require.Equal(t, byte(0x55)>>(2*max(0, 4*i+4-e.n)), c, "entries %d to %d, scale %v", 4*i, 4*i+3, scale)
+			}
+		}
+	})
+}
+
 // Over many steps the mean of what is drawn is the clipped number, and no two counters draw alike.
 func TestDrawTernaryIsUnbiased(t *testing.T) {
 	const draws = 4000

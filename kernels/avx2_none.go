@@ -1,0 +1,21 @@
+//go:build !amd64 || purego
+
+package kernels
+
+// avx2 is false: there is no assembly in this build, and nothing below is called.
+var avx2 bool
+
+const piece = 1
+
+func spreadAVX2([]float32, float64, *[8]uint32, *[16]float64, *[16]float64) int { return 0 }
+func drawTernaryAVX2([]uint8, []float32, uint32, uint32, uint32, uint32, uint32, uint32, float32, float32) int {
+	return 0
+}
+func addTernaryAVX2([]float32, []uint8, float32) int                         { return 0 }
+func maxAbsAVX2([]float32) (int, uint32)                                     { return 0, 0 }
+func takeLevelsAVX2([]uint8, []float32, float32, float32) int                { return 0 }
+func addLevelsAVX2([]float32, []uint8, float32) int                          { return 0 }
+func packRowAVX2([]uint8, []float32, *[8]float64, *[8]float64) (int, int)    { return 0, 0 }
+func packColumnsAVX2([]uint8, []float32, []float64, []float64, []uint32) int { return 0 }
+func addRowAVX2([]float32, []uint8, float32, float32) int                    { return 0 }
+func addColumnsAVX2([]float32, []uint8, []float32, []float32) int            { return 0 }

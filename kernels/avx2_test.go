@@ -1,0 +1,94 @@
+package kernels
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestAssemblyMatchesGo compares what each operation leaves behind with and without assembly, to the bit, at lengths around a group of entries
+// and around a piece.
+func TestAssemblyMatchesGo(t *testing.T) {
+	if !avx2 {
+		t.Skip("there is no assembly here")
+	}
+	defer func() { avx2 = true }()
+	lengths := []int{piece - 1, piece, piece + 1, 2*piece + 45}
+	for n := range 100 {
+		lengths = append(lengths, n)
+	}
+	for _, n := range lengths {
+		e := &env{t: t, n: n, off: n % 5, rng: rand.New(rand.NewPCG(uint64(n), 7))}
+		e.s, _ = CPU().NewStream()
+		x, y := e.floats(), e.floats()
+		codes := make([]byte, 9*n+8)
+		for i := range codes {
+			codes[i] = byte(e.rng.Uint32())
+		}
+		type result struct {
+			bytes  []byte
+			floats []float32
+		}
+		ops := map[string]func() result{
+			"TernaryScale": func() result {
+				scale := put(e, []float32{0, 0})
+				TernaryScale(e.s, scale.Slice(0, 1), put(e, x), 0)
+				TernaryScale(e.s, scale.Slice(1, 2), put(e, x), 2.5)
+				return result{floats: get(e, scale)}
+			},
+			"DrawTernary": func() result {
+				out, scale := put(e, make([]byte, TernaryBytes(n))), put(e, []float32{1.5})
+				DrawTernary(e.s, out, put(e, x), scale, scale, Draw{Rank: 3, Step: 5, ID: 0xdeadbeef, Key: Key(1 << 40)})
+				return result{bytes: get(e, out)}
+			},
+			"AddTernary": func() result {
+				b := put(e, y)
+				AddTernary(e.s, b, 0.3, put(e, codes[:TernaryBytes(n)]), put(e, []byte{1, 2, 3, 63}))
+				return result{floats: get(e, b)}
+			},
+			"BlockInt8": func() result {
+				var r result
+				for _, block := range []int{max(n, 1), 33} {
+					b, rest, msg := put(e, y), put(e, x), put(e, make([]byte, BlockInt8Bytes(n, block)))
+					TakeBlockInt8(e.s, msg, rest, block)
+					AddBlockInt8(e.s, b, 0.3, msg, block)
+					r.bytes = append(r.bytes, get(e, msg)...)
+					r.floats = slices.Concat(r.floats, get(e, rest), get(e, b))
+				}
+				return r
+			},
+			"AddOneBit": func() result {
+				var r result
+				for _, g := range []Groups{{1, n, false}, {1, n, true}} {
+					b := put(e, y)
+					AddOneBit(e.s, b, 0.3, put(e, codes[:OneBitBytes(g)]), g)
+					r.floats = append(r.floats, get(e, b)...)
+				}
+				return r
+			},
+			"TakeOneBit": func() result {
+				var r result
+				for _, g := range []Groups{{1, n, false}, {1, n, true}} {
+					b, msg := put(e, x), put(e, make([]byte, OneBitBytes(g)))
+					TakeOneBit(e.s, msg, b, g)
+					r.bytes, r.floats = append(r.bytes, get(e, msg)...), append(r.floats, get(e, b)...)
+				}
+				return r
+			},
+		}
+		for name, op := range ops {
+			t.Run(fmt.Sprintf("%s/n=%d", name, n), func(t *testing.T) {
+				avx2 = false
+				want := op()
+				avx2 = true
+				got := op()
+				require.Equal(t, want.bytes, got.bytes)
+				same(t, want.floats, got.floats)
+			})
+		}
+		e.checkGuards()
+	}
+}
