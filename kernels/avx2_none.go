@@ -19,3 +19,10 @@ func packRowAVX2([]uint8, []float32, *[8]float64, *[8]float64) (int, int)    { r
 func packColumnsAVX2([]uint8, []float32, []float64, []float64, []uint32) int { return 0 }
 func addRowAVX2([]float32, []uint8, float32, float32) int                    { return 0 }
 func addColumnsAVX2([]float32, []uint8, []float32, []float32) int            { return 0 }
+func nonFiniteAVX2([]float32) (int, uint32)                                  { return 0, 0 }
+func correctAVX2([]float32, []float32, []float32, float32) int               { return 0 }
+func skipAVX2([]float32, uint32) (int, uint32)                               { return 0, 0 }
+func toF16AVX2([]uint16, []float32) int                                      { return 0 }
+func fromF16AVX2([]float32, []uint16) int                                    { return 0 }
+func toBF16AVX2([]uint16, []float32) int                                     { return 0 }
+func fromBF16AVX2([]float32, []uint16) int                                   { return 0 }

@@ -1,7 +1,9 @@
 package kernels
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -24,6 +26,13 @@ func TestAssemblyMatchesGo(t *testing.T) {
 		e := &env{t: t, n: n, off: n % 5, rng: rand.New(rand.NewPCG(uint64(n), 7))}
 		e.s, _ = CPU().NewStream()
 		x, y := e.floats(), e.floats()
+		wild := make([]float32, n) // any bits at all
+		for i := range wild {
+			wild[i] = math.Float32frombits(e.rng.Uint32())
+			if i%2 == 1 { // and such as binary16 can hold
+				wild[i] = float32(e.rng.NormFloat64() * math.Exp(5*e.rng.NormFloat64()-5))
+			}
+		}
 		codes := make([]byte, 9*n+8)
 		for i := range codes {
 			codes[i] = byte(e.rng.Uint32())
@@ -43,6 +52,38 @@ func TestAssemblyMatchesGo(t *testing.T) {
 				out, scale := put(e, make([]byte, TernaryBytes(n))), put(e, []float32{1.5})
 				DrawTernary(e.s, out, put(e, x), scale, scale, Draw{Rank: 3, Step: 5, ID: 0xdeadbeef, Key: Key(1 << 40)})
 				return result{bytes: get(e, out)}
+			},
+			"Correct": func() result {
+				bu, bv := put(e, y), put(e, x)
+				Correct(e.s, bu, bv, put(e, slices.Concat(y[n/2:], x[:n/2])), 0.9, false)
+				return result{floats: slices.Concat(get(e, bu), get(e, bv))}
+			},
+			"Half": func() result {
+				var r result
+				for _, f := range []DType{F16, BF16} {
+					h, back := make([]uint16, n), make([]float32, n)
+					ToHalf(f, h, wild)
+					FromHalf(f, back, h)
+					for _, w := range h {
+						r.bytes = binary.LittleEndian.AppendUint16(r.bytes, w)
+					}
+					r.floats = append(r.floats, back...)
+				}
+				return r
+			},
+			"TakeAbove": func() result {
+				var r result
+				for _, tau := range []float32{0.01, 1, 5, 1000} {
+					rest, idx, val := put(e, x), put(e, make([]uint32, n)), put(e, make([]float32, n))
+					count, more := put(e, []uint32{0}), put(e, []float32{0, 0})
+					TakeAbove(e.s, idx, val, count, more.Slice(0, 1), more.Slice(1, 2), rest, tau)
+					found := int(get(e, count)[0])
+					for _, i := range get(e, idx)[:found] {
+						r.bytes = binary.LittleEndian.AppendUint32(r.bytes, i)
+					}
+					r.floats = slices.Concat(r.floats, get(e, rest), get(e, val)[:found], get(e, more))
+				}
+				return r
 			},
 			"AddTernary": func() result {
 				b := put(e, y)

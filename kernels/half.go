@@ -5,16 +5,26 @@ import (
 	"math"
 )
 
+//go:generate go run -C _generate ./half -out ../half_amd64.s -stubs ../half_amd64.go -pkg kernels
+
 // ToHalf rounds src to the two-byte format t (F16 or BF16) in dst: to nearest, ties to even. What is too large becomes infinite;
 // a NaN stays one and keeps its sign and the top of its payload. Lengths must agree.
 func ToHalf(t DType, dst []uint16, src []float32) {
 	sameLen("ToHalf", len(dst), len(src))
 	switch t {
 	case F16:
+		for avx2 && len(src) >= 16 {
+			n := toF16AVX2(dst, src[:min(len(src), piece)])
+			dst, src = dst[n:], src[n:]
+		}
 		for i, x := range src {
 			dst[i] = toF16(x)
 		}
 	case BF16:
+		for avx2 && len(src) >= 16 {
+			n := toBF16AVX2(dst, src[:min(len(src), piece)])
+			dst, src = dst[n:], src[n:]
+		}
 		for i, x := range src {
 			dst[i] = toBF16(x)
 		}
@@ -23,15 +33,23 @@ func ToHalf(t DType, dst []uint16, src []float32) {
 	}
 }
 
-// FromHalf widens src from the two-byte format t (F16 or BF16), exactly. Lengths must agree.
+// FromHalf widens src from the two-byte format t (F16 or BF16), exactly; a NaN stays one. Lengths must agree.
 func FromHalf(t DType, dst []float32, src []uint16) {
 	sameLen("FromHalf", len(dst), len(src))
 	switch t {
 	case F16:
+		for avx2 && len(dst) >= 16 {
+			n := fromF16AVX2(dst[:min(len(dst), piece)], src)
+			dst, src = dst[n:], src[n:]
+		}
 		for i, h := range src {
 			dst[i] = fromF16(h)
 		}
 	case BF16:
+		for avx2 && len(dst) >= 16 {
+			n := fromBF16AVX2(dst[:min(len(dst), piece)], src)
+			dst, src = dst[n:], src[n:]
+		}
 		for i, h := range src {
 			dst[i] = fromBF16(h)
 		}
@@ -68,8 +86,10 @@ func fromF16(h uint16) float32 {
 	sign := uint32(h&0x8000) << 16
 	b := uint32(h&0x7fff) << 13
 	switch h & 0x7c00 {
-	case 0x7c00: // infinite or NaN
-		b |= f32Inf
+	case 0x7c00: // infinite, or a NaN, which is quiet from here on, as processors have it
+		if b |= f32Inf; b != f32Inf {
+			b |= 1 << 22
+		}
 	case 0: // zero or subnormal, in units of 2^-24
 		return math.Float32frombits(sign | math.Float32bits(float32(h&0x3ff)*0x1p-24))
 	default:

@@ -64,7 +64,9 @@ func nearestHalf(x float64, exp, man int) uint16 {
 	return sign | lo
 }
 
-func TestFromHalfAll(t *testing.T) {
+func TestFromHalfAll(t *testing.T) { eachCode(t, testFromHalfAll) }
+
+func testFromHalfAll(t *testing.T) {
 	for _, f := range halves {
 		h, x := make([]uint16, 1<<16), make([]float32, 1<<16)
 		for i := range h {
@@ -89,7 +91,9 @@ func TestFromHalfAll(t *testing.T) {
 	}
 }
 
-func TestToHalfRounds(t *testing.T) {
+func TestToHalfRounds(t *testing.T) { eachCode(t, testToHalfRounds) }
+
+func testToHalfRounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, f := range halves {
 		var xs []float32

@@ -1,5 +1,7 @@
 package kernels
 
+//go:generate go run -C _generate ./momentum -out ../momentum_amd64.s -stubs ../momentum_amd64.go -pkg kernels
+
 // Correct is DGC's momentum correction (Lin et al. 2018, section 3.2):
 //
 //	for i := range g { u[i] = m*u[i] + g[i]; v[i] += u[i] }
@@ -21,6 +23,10 @@ var correctOp = Op{"correct", func(k *Kernel) {
 			v[i] += w + x
 		}
 		return
+	}
+	for avx2 && len(g) >= 32 {
+		n := correctAVX2(u, v, g[:min(len(g), piece)], m)
+		u, v, g = u[n:], v[n:], g[n:]
 	}
 	for i, x := range g {
 		w := float32(m*u[i]) + x

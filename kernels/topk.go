@@ -5,6 +5,8 @@ import (
 	"slices"
 )
 
+//go:generate go run -C _generate ./topk -out ../topk_amd64.s -stubs ../topk_amd64.go -pkg kernels
+
 // TakeTopK moves the k entries of largest |x| out of x:
 //
 //	idx[:k] = their indices, ascending; val[:k] = x[idx]; x[idx] = 0; n[0] = k
@@ -118,13 +120,21 @@ func listAbove(list []uint32, x []float32, low uint32) int {
 		return len(list) + 1
 	}
 	c := 0
-	for i, v := range x {
-		if math.Float32bits(v)&magMask >= low {
-			if c == len(list) {
-				return c + 1
+	for i := 0; i < len(x); {
+		end := len(x)
+		if avx2 && i+32 <= len(x) {
+			n, _ := skipAVX2(x[i:min(len(x), i+piece)], low)
+			i += n
+			end = min(i+8, len(x))
+		}
+		for ; i < end; i++ {
+			if math.Float32bits(x[i])&magMask >= low {
+				if c == len(list) {
+					return c + 1
+				}
+				list[c] = uint32(i)
+				c++
 			}
-			list[c] = uint32(i)
-			c++
 		}
 	}
 	return c

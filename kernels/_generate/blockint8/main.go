@@ -38,16 +38,7 @@ func most() {
 	VPMAXUD(m[1], m[0], m[0])
 	VPMAXUD(m[3], m[2], m[2])
 	VPMAXUD(m[2], m[0], m[0])
-	a, b := m[0].AsX(), XMM()
-	VEXTRACTI128(U8(1), m[0], b)
-	VPMAXUD(b, a, a)
-	VPSHUFD(U8(0x4e), a, b)
-	VPMAXUD(b, a, a)
-	VPSHUFD(U8(0xb1), a, b)
-	VPMAXUD(b, a, a)
-	most := GP32()
-	VMOVD(a, most)
-	Store(most, ReturnIndex(1))
+	Store(Fold(m[0]), ReturnIndex(1))
 	End(n)
 }
 

@@ -54,6 +54,19 @@ func End(done Register) {
 	RET()
 }
 
+// Fold is the largest of eight words.
+func Fold(y VecVirtual) Register {
+	a, b, most := y.AsX(), XMM(), GP32()
+	VEXTRACTI128(U8(1), y, b)
+	VPMAXUD(b, a, a)
+	VPSHUFD(U8(0x4e), a, b)
+	VPMAXUD(b, a, a)
+	VPSHUFD(U8(0xb1), a, b)
+	VPMAXUD(b, a, a)
+	VMOVD(a, most)
+	return most
+}
+
 // Spread fills a register with a parameter of four bytes.
 func Spread(param string) VecVirtual {
 	y := YMM()
