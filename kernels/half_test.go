@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 var halves = []struct {
@@ -124,24 +125,39 @@ func testToHalfRounds(t *testing.T) {
 	}
 }
 
+// BenchmarkHalf reports the time as a multiple of copying as many float32 in the same run, the best of the iterations each.
 func BenchmarkHalf(b *testing.B) {
-	const n = 1 << 20
-	x, h := make([]float32, n), make([]uint16, n)
-	for i := range x {
-		x[i] = float32(i) / n
-	}
-	for _, f := range halves {
-		b.Run(fmt.Sprintf("to/%v", f.t), func(b *testing.B) {
-			b.SetBytes(4 * n)
-			for b.Loop() {
-				ToHalf(f.t, h, x)
+	for _, n := range []int{100_000, 6_500_000, 25_000_000} {
+		x, y, h := make([]float32, n), make([]float32, n), make([]uint16, n)
+		for i := range x {
+			x[i] = float32(i) / float32(n)
+		}
+		floor := best(8, func() { copy(y, x) })
+		for _, f := range halves {
+			for _, c := range []struct {
+				name string
+				cast func()
+			}{
+				{"to", func() { ToHalf(f.t, h, x) }},
+				{"from", func() { FromHalf(f.t, y, h) }},
+			} {
+				b.Run(fmt.Sprintf("%s/%v/n=%d", c.name, f.t, n), func(b *testing.B) {
+					took := best(b.N, c.cast)
+					b.SetBytes(int64(4 * n))
+					b.ReportMetric(float64(took)/float64(floor), "x-floor")
+				})
 			}
-		})
-		b.Run(fmt.Sprintf("from/%v", f.t), func(b *testing.B) {
-			b.SetBytes(4 * n)
-			for b.Loop() {
-				FromHalf(f.t, x, h)
-			}
-		})
+		}
 	}
+}
+
+// best is the shortest of n runs of f.
+func best(n int, f func()) time.Duration {
+	least := time.Hour
+	for range n {
+		t := time.Now()
+		f()
+		least = min(least, time.Since(t))
+	}
+	return least
 }
