@@ -50,7 +50,7 @@ func candidates(n, k int) int {
 	return min(n, 3*k+1024)
 }
 
-func sampleSize(n int) int { return min(n/16, 1<<16) }
+func sampleSize(n int) int { return min(n/64, 1<<16) }
 
 var takeTopKOp = Op{"take_topk", func(kn *Kernel) {
 	idx, val, n, x := slice[uint32](kn.Args[0]), slice[float32](kn.Args[1]), slice[uint32](kn.Args[2]), slice[float32](kn.Args[3])
@@ -192,30 +192,17 @@ func nth(m []uint32, k int) (kth uint32, ties int) {
 			break // an unlucky order: sort what is left
 		}
 		p := pivot(a)
-		// Three ways, descending: larger than p | equal | smaller.
-		lt, i, gt := 0, 0, len(a)
-		for i < gt {
-			switch v := a[i]; {
-			case v > p:
-				a[i], a[lt] = a[lt], v
-				lt++
-				i++
-			case v < p:
-				gt--
-				a[i], a[gt] = a[gt], v
-			default:
-				i++
-			}
+		larger := part(a, uint64(p)+1)
+		if k <= larger {
+			a = a[:larger]
+			continue
 		}
-		switch {
-		case k <= lt:
-			a = a[:lt]
-		case k <= gt:
-			return p, k - lt
-		default:
-			k -= gt
-			a = a[gt:]
+		k, a = k-larger, a[larger:]
+		equal := part(a, uint64(p))
+		if k <= equal {
+			return p, k
 		}
+		k, a = k-equal, a[equal:]
 	}
 	slices.Sort(a)
 	kth = a[len(a)-k]
@@ -225,6 +212,17 @@ func nth(m []uint32, k int) (kth uint32, ties int) {
 		}
 	}
 	return kth, ties
+}
+
+// part moves the entries of at least low to the front of a, and returns how many there are. It does so without a branch that is hard to guess.
+func part(a []uint32, low uint64) int {
+	n := 0
+	for i, v := range a {
+		a[i] = a[n]
+		a[n] = v
+		n += int(^(uint64(v) - low) >> 63)
+	}
+	return n
 }
 
 func pivot(a []uint32) uint32 {
