@@ -10,24 +10,24 @@ import (
 type bitWriter struct {
 	b   []byte
 	acc uint64
-	n   uint // bits in acc, < 8 between calls
+	n   uint // bits in acc, < 64 between calls
 }
 
-// put appends the low n <= 56 bits of v.
+// put appends n <= 57 bits: v < 1<<n.
 func (w *bitWriter) put(v uint64, n uint) {
 	w.acc |= v << w.n
-	w.n += n
-	for w.n >= 8 {
-		w.b = append(w.b, byte(w.acc))
-		w.acc >>= 8
-		w.n -= 8
+	if w.n += n; w.n >= 64 {
+		w.b = binary.LittleEndian.AppendUint64(w.b, w.acc)
+		w.n -= 64
+		w.acc = v >> (n - w.n)
 	}
 }
 
 // flush pads with zeros to a whole byte.
 func (w *bitWriter) flush() []byte {
-	if w.n > 0 {
-		w.put(0, 8-w.n)
+	for ; w.n > 0; w.n -= min(w.n, 8) {
+		w.b = append(w.b, byte(w.acc))
+		w.acc >>= 8
 	}
 	return w.b
 }

@@ -126,8 +126,12 @@ func (w *bitWriter) head(p *Sparse, idx []uint32, val []float32) {
 	}
 	w.indices(p.N, idx)
 	if p.Values == Sign {
-		for _, v := range val {
-			w.put(uint64(math.Float32bits(v)>>31), 1)
+		for ; len(val) > 0; val = val[min(len(val), 56):] {
+			word, some := uint64(0), val[:min(len(val), 56)]
+			for j, v := range some {
+				word |= uint64(math.Float32bits(v)>>31) << j
+			}
+			w.put(word, uint(len(some)))
 		}
 	}
 }
@@ -256,13 +260,14 @@ func decodeValues(src []byte, p *Sparse, val []float32, scale float32, signs bit
 			val[j] = float32(q) * scale
 		}
 	default:
-		for j := range val {
-			minus, err := signs.get(1)
+		for ; len(val) > 0; val = val[min(len(val), 56):] {
+			some := val[:min(len(val), 56)]
+			word, err := signs.get(uint(len(some)))
 			if err != nil {
 				return nil, fmt.Errorf("signs: %w", err)
 			}
-			if val[j] = scale; minus == 1 {
-				val[j] = -scale
+			for j := range some {
+				some[j] = math.Float32frombits(math.Float32bits(scale) | uint32(word>>j)<<31)
 			}
 		}
 	}
@@ -312,26 +317,11 @@ func (w *bitWriter) indices(n int, idx []uint32) {
 		return
 	}
 	usual := riceParameter(n, len(idx))
-	best, cost := usual, riceCost(idx, usual)
-	for b := uint(0); b <= min(usual+3, 31); b++ {
-		if c := riceCost(idx, b) + 6; c < cost {
-			best, cost = b, c
-		}
-	}
+	best, cost := bestRice(idx, usual)
 	switch {
 	case uint64(n)+1 < cost:
 		w.put(3, 2)
-		next := uint32(0)
-		for _, i := range idx {
-			for ; next < i; next++ {
-				w.put(0, 1)
-			}
-			w.put(1, 1)
-			next++
-		}
-		for ; next < uint32(n); next++ {
-			w.put(0, 1)
-		}
+		w.bitmap(n, idx)
 		return
 	case best == usual:
 		w.put(0, 1)
@@ -342,13 +332,52 @@ func (w *bitWriter) indices(n int, idx []uint32) {
 	next := uint32(0)
 	for _, i := range idx {
 		gap := i - next
-		q := gap >> best
-		for ; q >= 32; q -= 32 {
-			w.put(1<<32-1, 32)
-		}
-		w.put(1<<q-1, uint(q)+1)
-		w.put(uint64(gap)&(1<<best-1), best)
 		next = i + 1
+		q, low := uint(gap>>best), uint64(gap)&(1<<best-1)
+		for ; q+1+best > 57; q -= 25 { // at least 25 are left: best < 32
+			w.put(1<<25-1, 25)
+		}
+		w.put(low<<(q+1)|(1<<q-1), q+1+best)
+	}
+}
+
+// bestRice finds the parameter that costs least, and its cost less the bit that says it is the usual one. The cost of each gap is convex in the
+// parameter, and so is that of all: where it rises it goes on rising.
+func bestRice(idx []uint32, usual uint) (best uint, cost uint64) {
+	const other = 6 // bits that say another parameter
+	best, cost = usual, riceCost(idx, usual)
+	for _, step := range [...]int{-1, 1} {
+		last := cost
+		for b := int(usual) + step; b >= 0 && b <= 31; b += step {
+			c := riceCost(idx, uint(b))
+			if c+other < cost {
+				best, cost = uint(b), c+other
+			}
+			if c >= last {
+				break
+			}
+			last = c
+		}
+		if best != usual {
+			break
+		}
+	}
+	return best, cost
+}
+
+// bitmap writes n bits, ones at idx.
+func (w *bitWriter) bitmap(n int, idx []uint32) {
+	at, word := 0, uint64(0)
+	for _, i := range idx {
+		for ; int(i) >= at+56; at += 56 {
+			w.put(word, 56)
+			word = 0
+		}
+		word |= 1 << (int(i) - at)
+	}
+	for ; at < n; at += 56 {
+		w.put(word, uint(min(56, n-at)))
+		word = 0
 	}
 }
 
@@ -394,12 +423,15 @@ func (r *bitReader) indices(n int, idx []uint32) error {
 	}
 	next := uint64(0)
 	for j := range idx {
-		q, err := r.unary(uint64(n) >> b)
-		if err != nil {
-			return err
+		if r.n < 40 {
+			r.fill()
 		}
-		low, err := r.get(uint(b))
-		if err != nil {
+		q := uint64(bits.TrailingZeros64(^r.acc))
+		low := r.acc >> (q + 1) & (1<<b - 1)
+		if used := uint(q + 1 + b); used <= r.n {
+			r.acc >>= used
+			r.n -= used
+		} else if q, low, err = r.longGap(uint64(n)>>b, uint(b)); err != nil {
 			return err
 		}
 		i := next + q<<b + low
@@ -410,6 +442,14 @@ func (r *bitReader) indices(n int, idx []uint32) error {
 		next = i + 1
 	}
 	return nil
+}
+
+// longGap reads a gap that may be longer than what is in acc.
+func (r *bitReader) longGap(most uint64, b uint) (q, low uint64, err error) {
+	if q, err = r.unary(most); err == nil {
+		low, err = r.get(b)
+	}
+	return q, low, err
 }
 
 func (r *bitReader) bitmap(n int, idx []uint32) error {

@@ -26,3 +26,6 @@ func toF16AVX2([]uint16, []float32) int                                      { r
 func fromF16AVX2([]float32, []uint16) int                                    { return 0 }
 func toBF16AVX2([]uint16, []float32) int                                     { return 0 }
 func fromBF16AVX2([]float32, []uint16) int                                   { return 0 }
+func takeAboveAVX2([]uint32, []float32, []float32, uint32, float32) (int, int, uint32) {
+	return 0, 0, 0
+}

@@ -2,6 +2,8 @@ package kernels
 
 import "math"
 
+//go:generate go run -C _generate ./threshold -out ../threshold_amd64.s -stubs ../threshold_amd64.go -pkg kernels
+
 // TakeAbove moves tau out of every entry of x beyond it, once:
 //
 //	if x[i] > tau { append i, +tau; x[i] -= tau }; if x[i] < -tau { append i, -tau; x[i] += tau }
@@ -22,14 +24,11 @@ var takeAboveOp = Op{"take_above", func(k *Kernel) {
 	tau := k.Args[6].f32()
 	bar := math.Float32bits(tau)
 	n, i, most := 0, 0, uint32(0)
-	for {
-		if avx2 && i+32 <= len(x) {
-			skipped, m := skipAVX2(x[i:min(len(x), i+piece)], bar+1)
-			i, most = i+skipped, max(most, m)
-		}
-		if i+8 > len(x) {
-			break
-		}
+	for avx2 && i+8 <= len(x) {
+		done, found, left := takeAboveAVX2(idx[n:], val[n:], x[i:min(len(x), i+piece)], uint32(i), tau)
+		n, i, most = n+found, i+done, max(most, left)
+	}
+	for ; i+8 <= len(x); i += 8 {
 		// Magnitudes are ordered like their bits. In most groups of eight none is beyond tau.
 		x := x[i : i+8 : i+8]
 		a := max(math.Float32bits(x[0])&magMask, math.Float32bits(x[1])&magMask)
@@ -38,10 +37,9 @@ var takeAboveOp = Op{"take_above", func(k *Kernel) {
 		d := max(math.Float32bits(x[6])&magMask, math.Float32bits(x[7])&magMask)
 		if m := max(max(a, b), max(c, d)); m <= bar {
 			most = max(most, m)
-		} else {
-			n, most = takeAbove(idx, val, n, i, x, bar, most)
+			continue
 		}
-		i += 8
+		n, most = takeAbove(idx, val, n, i, x, bar, most)
 	}
 	n, most = takeAbove(idx, val, n, i, x[i:], bar, most)
 	slice[uint32](k.Args[2])[0] = uint32(n)

@@ -108,3 +108,22 @@ func Data(w ...uint32) Mem {
 	}
 	return m
 }
+
+// Lefts is, for each set of eight lanes, the lanes of the set in order and then others, a byte each: what VPERMD needs to move them to the left.
+func Lefts() Mem {
+	m := GLOBL("lefts", attr.RODATA|attr.NOPTR)
+	for set := range 256 {
+		var order uint64
+		at := 0
+		for _, in := range []int{1, 0} {
+			for lane := range 8 {
+				if set>>lane&1 == in {
+					order |= uint64(lane) << at
+					at += 8
+				}
+			}
+		}
+		DATA(8*set, U64(order))
+	}
+	return m
+}
