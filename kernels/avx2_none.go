@@ -29,3 +29,9 @@ func fromBF16AVX2([]float32, []uint16) int                                   { r
 func takeAboveAVX2([]uint32, []float32, []float32, uint32, float32) (int, int, uint32) {
 	return 0, 0, 0
 }
+func dotsAVX2(m0, m1, m2, m3, q []float32, sums *[4]float32) int         { return 0 }
+func weighAVX2(q, m0, m1, m2, m3 []float32, p *[4]float32) int           { return 0 }
+func setOuter1AVX2(m0, m1, m2, m3, q []float32, p *[4]float32) int       { return 0 }
+func addOuter1AVX2(m0, m1, m2, m3, q []float32, p *[4]float32) int       { return 0 }
+func setOuter2AVX2(m0, m1, m2, m3, q, s []float32, p, r *[4]float32) int { return 0 }
+func addOuter2AVX2(m0, m1, m2, m3, q, s []float32, p, r *[4]float32) int { return 0 }

@@ -33,6 +33,7 @@ func TestAssemblyMatchesGo(t *testing.T) {
 				wild[i] = float32(e.rng.NormFloat64() * math.Exp(5*e.rng.NormFloat64()-5))
 			}
 		}
+		floats := func(n int) []float32 { return (&env{n: n, rng: rand.New(rand.NewPCG(uint64(n), 8))}).floats() }
 		codes := make([]byte, 9*n+8)
 		for i := range codes {
 			codes[i] = byte(e.rng.Uint32())
@@ -57,6 +58,22 @@ func TestAssemblyMatchesGo(t *testing.T) {
 				bu, bv := put(e, y), put(e, x)
 				Correct(e.s, bu, bv, put(e, slices.Concat(y[n/2:], x[:n/2])), 0.9, false)
 				return result{floats: slices.Concat(get(e, bu), get(e, bv))}
+			},
+			"LowRank": func() result {
+				var r result
+				for _, rows := range []int{1, 3, 4, 9} {
+					for rank := 1; rank <= 3; rank++ {
+						cols := n / rows
+						m, p, q := put(e, x[:rows*cols]), put(e, floats(rows*rank)), put(e, floats(cols*rank))
+						MulRight(e.s, p, m, q, rank)
+						MulLeft(e.s, q, m, p, rank)
+						SubOuter(e.s, m, p, q, rank)
+						r.floats = slices.Concat(r.floats, get(e, p), get(e, q), get(e, m))
+						Outer(e.s, m, p, q, rank)
+						r.floats = append(r.floats, get(e, m)...)
+					}
+				}
+				return r
 			},
 			"Half": func() result {
 				var r result

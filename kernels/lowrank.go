@@ -1,5 +1,7 @@
 package kernels
 
+//go:generate go run -C _generate ./lowrank -out ../lowrank_amd64.s -stubs ../lowrank_amd64.go -pkg kernels
+
 // Matrices here are row-major windows, rows x cols. The factors of a low-rank matrix P Q^T lie column by column, end to end: p is rank
 // columns of rows elements, q is rank columns of cols elements.
 
@@ -53,7 +55,12 @@ func launchLowRank(s Stream, op *Op, m, p, q Buf[float32], rank int) {
 const tile = 1024
 
 // rows4 is a tile of four rows, which share what is read of Q.
-type rows4 = [4][]float32
+type rows4 [4][]float32
+
+// from is the rows from column j to column n.
+func (m rows4) from(j, n int) (m0, m1, m2, m3 []float32) {
+	return m[0][j:n], m[1][j:n], m[2][j:n], m[3][j:n]
+}
 
 // tileOps does one operation on a tile, column of P and Q by column. p is four elements of a column of P, one a row; q is the tile's part
 // of a column of Q. first says that these columns are the first.
@@ -103,26 +110,21 @@ var mulRightOp = Op{"mul_right", func(k *Kernel) {
 // dots adds to p the inner products of rows with q.
 var dots = tileOps{
 	four: func(_ bool, m rows4, p, q []float32) {
-		m0, m1, m2, m3 := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)]
-		var a, b, c, d float32
-		j := 0
-		for ; j+1 < len(q); j += 2 {
-			x, y := q[j], q[j+1]
-			a += float32(m0[j]*x) + float32(m0[j+1]*y)
-			b += float32(m1[j]*x) + float32(m1[j+1]*y)
-			c += float32(m2[j]*x) + float32(m2[j+1]*y)
-			d += float32(m3[j]*x) + float32(m3[j+1]*y)
+		var sums [4]float32
+		n := len(q) &^ 7
+		if avx2 {
+			dotsAVX2(m[0], m[1], m[2], m[3], q, &sums)
+		} else {
+			for r := range sums {
+				sums[r] = dot8(m[r][:n], q[:n])
+			}
 		}
-		if j < len(q) {
-			a += float32(m0[j] * q[j])
-			b += float32(m1[j] * q[j])
-			c += float32(m2[j] * q[j])
-			d += float32(m3[j] * q[j])
+		for r, s := range sums {
+			for j := n; j < len(q); j++ {
+				s += float32(m[r][j] * q[j])
+			}
+			p[r] += s
 		}
-		p[0] += a
-		p[1] += b
-		p[2] += c
-		p[3] += d
 	},
 	one: func(_ bool, m []float32, p *float32, q []float32) {
 		q = q[:len(m)]
@@ -141,6 +143,22 @@ var dots = tileOps{
 	},
 }
 
+// dot8 is the inner product of x and y, whose length is a multiple of 8, in eight lanes.
+func dot8(x, y []float32) float32 {
+	var s0, s1, s2, s3, s4, s5, s6, s7 float32
+	for ; len(x) >= 8 && len(y) >= 8; x, y = x[8:], y[8:] {
+		s0 += float32(x[0] * y[0])
+		s1 += float32(x[1] * y[1])
+		s2 += float32(x[2] * y[2])
+		s3 += float32(x[3] * y[3])
+		s4 += float32(x[4] * y[4])
+		s5 += float32(x[5] * y[5])
+		s6 += float32(x[6] * y[6])
+		s7 += float32(x[7] * y[7])
+	}
+	return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+}
+
 var mulLeftOp = Op{"mul_left", func(k *Kernel) {
 	clear(slice[float32](k.Args[2]))
 	weightedSums.run(k)
@@ -149,8 +167,13 @@ var mulLeftOp = Op{"mul_left", func(k *Kernel) {
 // weightedSums adds to q rows, each times its element of p.
 var weightedSums = tileOps{
 	four: func(_ bool, m rows4, p, q []float32) {
-		m0, m1, m2, m3 := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)]
+		n := 0
+		if avx2 {
+			n = weighAVX2(q, m[0], m[1], m[2], m[3], (*[4]float32)(p))
+		}
+		m0, m1, m2, m3 := m.from(n, len(q))
 		a, b, c, d := p[0], p[1], p[2], p[3]
+		q = q[n:]
 		for j, x := range m0 {
 			q[j] += (float32(a*x) + float32(b*m1[j])) + (float32(c*m2[j]) + float32(d*m3[j]))
 		}
@@ -175,9 +198,13 @@ var outers = tileOps{
 			add4(m, 1, p, q)
 			return
 		}
-		m0, m1, m2, m3 := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)]
+		n := 0
+		if avx2 {
+			n = setOuter1AVX2(m[0], m[1], m[2], m[3], q, (*[4]float32)(p))
+		}
+		m0, m1, m2, m3 := m.from(n, len(q))
 		a, b, c, d := p[0], p[1], p[2], p[3]
-		for j, x := range q {
+		for j, x := range q[n:] {
 			m0[j] = 0 + float32(a*x)
 			m1[j] = 0 + float32(b*x)
 			m2[j] = 0 + float32(c*x)
@@ -189,10 +216,15 @@ var outers = tileOps{
 			add8(m, 1, p, q, r, s)
 			return
 		}
-		m0, m1, m2, m3, s := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)], s[:len(q)]
+		n := 0
+		if avx2 {
+			n = setOuter2AVX2(m[0], m[1], m[2], m[3], q, s, (*[4]float32)(p), (*[4]float32)(r))
+		}
+		m0, m1, m2, m3 := m.from(n, len(q))
 		a, b, c, d := p[0], p[1], p[2], p[3]
 		e, f, g, h := r[0], r[1], r[2], r[3]
-		for j, x := range q {
+		s = s[n:len(q)]
+		for j, x := range q[n:] {
 			y := s[j]
 			m0[j] = 0 + float32(a*x) + float32(e*y)
 			m1[j] = 0 + float32(b*x) + float32(f*y)
@@ -219,26 +251,35 @@ var subOuters = tileOps{
 
 // add4 adds to four rows q times sign times an element of p each.
 func add4(m rows4, sign float32, p, q []float32) {
-	m0, m1, m2, m3 := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)]
-	a, b, c, d := sign*p[0], sign*p[1], sign*p[2], sign*p[3]
-	for j, x := range q {
-		m0[j] += float32(a * x)
-		m1[j] += float32(b * x)
-		m2[j] += float32(c * x)
-		m3[j] += float32(d * x)
+	a := [4]float32{sign * p[0], sign * p[1], sign * p[2], sign * p[3]}
+	n := 0
+	if avx2 {
+		n = addOuter1AVX2(m[0], m[1], m[2], m[3], q, &a)
+	}
+	m0, m1, m2, m3 := m.from(n, len(q))
+	for j, x := range q[n:] {
+		m0[j] += float32(a[0] * x)
+		m1[j] += float32(a[1] * x)
+		m2[j] += float32(a[2] * x)
+		m3[j] += float32(a[3] * x)
 	}
 }
 
 // add8 is add4 with p and q and then with r and s.
 func add8(m rows4, sign float32, p, q, r, s []float32) {
-	m0, m1, m2, m3, s := m[0][:len(q)], m[1][:len(q)], m[2][:len(q)], m[3][:len(q)], s[:len(q)]
-	a, b, c, d := sign*p[0], sign*p[1], sign*p[2], sign*p[3]
-	e, f, g, h := sign*r[0], sign*r[1], sign*r[2], sign*r[3]
-	for j, x := range q {
+	a := [4]float32{sign * p[0], sign * p[1], sign * p[2], sign * p[3]}
+	b := [4]float32{sign * r[0], sign * r[1], sign * r[2], sign * r[3]}
+	n := 0
+	if avx2 {
+		n = addOuter2AVX2(m[0], m[1], m[2], m[3], q, s, &a, &b)
+	}
+	m0, m1, m2, m3 := m.from(n, len(q))
+	s = s[n:len(q)]
+	for j, x := range q[n:] {
 		y := s[j]
-		m0[j] = m0[j] + float32(a*x) + float32(e*y)
-		m1[j] = m1[j] + float32(b*x) + float32(f*y)
-		m2[j] = m2[j] + float32(c*x) + float32(g*y)
-		m3[j] = m3[j] + float32(d*x) + float32(h*y)
+		m0[j] = m0[j] + float32(a[0]*x) + float32(b[0]*y)
+		m1[j] = m1[j] + float32(a[1]*x) + float32(b[1]*y)
+		m2[j] = m2[j] + float32(a[2]*x) + float32(b[2]*y)
+		m3[j] = m3[j] + float32(a[3]*x) + float32(b[3]*y)
 	}
 }
