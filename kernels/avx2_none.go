@@ -5,8 +5,6 @@ package kernels
 // avx2 is false: there is no assembly in this build, and nothing below is called.
 var avx2 bool
 
-const piece = 1
-
 func spreadAVX2([]float32, float64, *[8]uint32, *[16]float64, *[16]float64) int { return 0 }
 func drawTernaryAVX2([]uint8, []float32, uint32, uint32, uint32, uint32, uint32, uint32, float32, float32) int {
 	return 0
