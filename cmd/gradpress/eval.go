@@ -19,6 +19,7 @@ import (
 	"github.com/gradpress/gradpress/eval"
 	"github.com/gradpress/gradpress/eval/dataset"
 	"github.com/gradpress/gradpress/eval/report"
+	"github.com/gradpress/gradpress/hooks"
 	"github.com/gradpress/gradpress/transport/tcp"
 )
 
@@ -34,6 +35,7 @@ type evalFlags struct {
 	bucketMB             string
 	buckets              []int // bytes
 	delay, fedavg        int
+	denseSteps           int
 	corrected            bool
 	trace                string
 	data, out, profiling string
@@ -70,6 +72,7 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
 	fl.IntVar(&f.workers, "workers", 4, "number of workers; ranks started by a launcher know their own")
 	fl.IntVar(&f.steps, "steps", 0, "steps to train (default the task's)")
 	fl.Float64Var(&f.epochs, "epochs", 0, "passes over the training data, instead of --steps")
+	fl.IntVar(&f.denseSteps, "dense-steps", 0, "steps in which gradients go whole, before every method but dense begins, with its own warm-up if it has one")
 	fl.Uint64Var(&f.seed, "seed", 1, "seed of weights, data order and generated data")
 	fl.Float64Var(&f.lr, "lr", 0, "learning rate at the start; it falls to zero along a cosine (default the task's)")
 	fl.Float64Var(&f.momentum, "momentum", 0.9, "momentum, applied by the optimizer or by the method that owns it")
@@ -279,6 +282,11 @@ func (f *evalFlags) plan(set func(string) bool) ([]job, error) {
 		if j.methods, err = parseMethods(texts, t, s); err != nil {
 			return nil, err
 		}
+		if !set("epochs") { // then the steps are not known yet
+			if j.methods, err = f.warm(j.methods, s.Steps); err != nil {
+				return nil, err
+			}
+		}
 		for _, m := range j.methods {
 			if err := eval.Fits(m, s); err != nil {
 				return nil, usageError{err}
@@ -351,8 +359,27 @@ func (f *evalFlags) load(ctx context.Context, j *job, set func(string) bool, sho
 	for i, m := range j.methods {
 		texts[i] = m.Text
 	}
-	j.methods, err = parseMethods(texts, j.task, *s)
+	if j.methods, err = parseMethods(texts, j.task, *s); err == nil {
+		j.methods, err = f.warm(j.methods, s.Steps)
+	}
 	return err
+}
+
+// warm puts dense steps before every method that is not dense itself.
+func (f *evalFlags) warm(methods []compress.Method, steps int) ([]compress.Method, error) {
+	if f.denseSteps < 0 || f.denseSteps >= steps {
+		return nil, usagef("--dense-steps is %d, want 0 or more, and less than the %d steps of the run", f.denseSteps, steps)
+	}
+	for i, m := range methods {
+		if m.Name == "dense" {
+			continue
+		}
+		var err error
+		if methods[i], err = hooks.Warmup(m, f.denseSteps); err != nil {
+			return nil, err
+		}
+	}
+	return methods, nil
 }
 
 // keep appends the newest record to runs.jsonl and rewrites the table, so that nothing is lost if a later run fails.

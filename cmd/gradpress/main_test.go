@@ -78,6 +78,8 @@ func TestWrongUsage(t *testing.T) {
 		{[]string{"eval", "--train-limit", "-5"}, []string{"--train-limit"}},
 		{[]string{"eval", "--bucket-mb", "-1"}, []string{"--bucket-mb"}},
 		{[]string{"eval", "--bucket-mb", "1,x"}, []string{"--bucket-mb", `"x"`}},
+		{[]string{"eval", "--dense-steps", "-1"}, []string{"--dense-steps is -1", "0 or more"}},
+		{[]string{"eval", "--dense-steps", "9", "--steps", "9"}, []string{"--dense-steps is 9", "9 steps"}},
 		{[]string{"eval", "--delay", "-1"}, []string{"delay is -1"}},
 		{[]string{"eval", "--delay", "1", "--methods", "dgc"}, []string{"dgc", "momentum 0.9"}},
 		{[]string{"eval", "--dga-correction=false"}, []string{"--delay"}},
@@ -218,6 +220,28 @@ func TestEpochsAndProfile(t *testing.T) {
 }
 
 // Ranks that are processes and meet over TCP end with the same bits as workers in one process.
+// TestDenseSteps: the method begins after its dense steps, however the length of the run is given.
+func TestDenseSteps(t *testing.T) {
+	for _, length := range [][]string{{"--steps", "20"}, {"--epochs", "0.5"}} {
+		args := append([]string{"eval", "--methods", "dense,topk:ratio=0.01", "--dense-steps", "5", "--json", "--out", t.TempDir(),
+			"--task", "lstm-markov", "--train-limit", "5120", "--workers", "2", "--batch", "2"}, length...)
+		code, out, errs := call(t, args...)
+		require.Equal(t, done, code, errs)
+		var r struct {
+			Method  string
+			Warmup  int     `json:"warmup_steps"`
+			Payload float64 `json:"payload_ratio"`
+			Whole   float64 `json:"payload_ratio_whole_run"`
+		}
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		require.Len(t, lines, 2)
+		require.NoError(t, json.Unmarshal([]byte(lines[1]), &r))
+		require.Equal(t, "topk:ratio=0.01 after 5 dense steps", r.Method)
+		require.Equal(t, 5, r.Warmup)
+		require.Greater(t, r.Payload, 2*r.Whole)
+	}
+}
+
 func TestLaunchedRanksEqualWorkers(t *testing.T) {
 	args := append([]string{"eval", "--methods", "dgc", "--json", "--out", t.TempDir()}, quick...)
 	_, one, _ := call(t, append(args, "--workers", "2")...)

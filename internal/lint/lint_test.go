@@ -41,7 +41,7 @@ var allowed = map[string][]string{
 	"eval/ratio":                {"collective", "compress", "ddp", "eval/report", "eval/shapes", "hooks", "kernels", "transport"},
 	"eval/shapes":               {},
 	"eval/peers/...":            {"compress", "compress/all", "compress/compresstest", "kernels"},
-	"cmd/gradpress":             {"compress", "compress/all", "eval", "eval/...", "transport/launch", "transport/tcp"},
+	"cmd/gradpress":             {"compress", "compress/all", "eval", "eval/...", "hooks", "transport/launch", "transport/tcp"},
 	"internal/lint":             {},
 }
 
