@@ -284,7 +284,7 @@ func TestResumeIsBitEqual(t *testing.T) {
 		delay        int
 	}{
 		{"resnet8-glyphs", "dense", 0}, {"lstm-markov", "dgc:ratio=0.01,warmup=6", 0},
-		{"lstm-markov", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase", 0}, {"resnet8-glyphs", "powersgd", 0}, {"resnet8-glyphs", "topk:ratio=0.05", 3},
+		{"lstm-markov", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase", 0}, {"resnet8-glyphs", "powersgd:begin=4", 0}, {"resnet8-glyphs", "topk:ratio=0.05", 3},
 	} {
 		const steps = 12
 		run := func() Run {

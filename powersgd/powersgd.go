@@ -16,6 +16,7 @@ type Config struct {
 	Rate      float64  `key:"rate" doc:"a tensor goes dense unless it is more than rate times as large as its P and Q"`
 	WarmStart bool     `key:"warm_start" doc:"start from the last step's Q, and not each time from the first"`
 	Residual  Residual `key:"residual" doc:"what a rank keeps: local, M - P (M^T P)^T of its own M; or mean, M less the mean result"`
+	Begin     int      `key:"begin" doc:"dense steps before the first low-rank one; PyTorch's hook has 1000, eval sets a tenth of the run"`
 }
 
 // Residual is what a rank keeps of its matrix M = gradient + residual. On average over ranks both are what was not sent.
@@ -54,9 +55,14 @@ func (c Config) Validate() error {
 		return errors.New("rank must be at least 1")
 	case !(c.Rate > 0):
 		return errors.New("rate must be over 0")
+	case c.Begin < 0:
+		return errors.New("begin must be 0 (at once) or a number of steps")
 	}
 	return nil
 }
+
+// WarmupSteps is how long everything goes dense.
+func (c Config) WarmupSteps() int { return c.Begin }
 
 // purpose sets the numbers of the first Q apart from other uses of the seed.
 const purpose = 0x706f_7765_7273_6764 // "powersgd"
@@ -64,9 +70,10 @@ const purpose = 0x706f_7765_7273_6764 // "powersgd"
 // New makes PowerSGD for a whole set: one round exchanges all P and the tensors that go dense, another all Q. It leaves the residual of
 // matrices in v, and none of dense tensors: wrap it in feedback.
 //
-// State of a matrix: "q0", the first Q, and with warm start "q", the one that the next step starts from; columns end to end.
+// State of a matrix: "q0", the first Q, and with warm start "q", the one that the next step starts from; columns end to end. With dense steps
+// at the beginning, of a part: "step", how many steps there were.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
-	z := &powerSGD{cfg: c}
+	z := &powerSGD{cfg: c, parts: t.Parts}
 	var np, nq, at int
 	for _, p := range t.Parts {
 		w := window{at, at + p.Len()}
@@ -105,6 +112,9 @@ func New(c Config, t compress.Set) (compress.Compressor, error) {
 
 type powerSGD struct {
 	cfg         Config
+	parts       []compress.Part
+	step        uint64
+	all         compress.Linear // what dense steps send
 	matrices    []matrix
 	dense       []window             // tensors that are not worth it, joined where they lie end to end
 	p, q, first kernels.Buf[float32] // of all matrices, end to end
@@ -155,8 +165,15 @@ func (z *powerSGD) draw(t compress.Set) error {
 	return s.Sync(context.Background())
 }
 
+// begins tells whether the step is one of the dense ones.
+func (z *powerSGD) begins() bool { return z.step <= uint64(z.cfg.Begin) }
+
 func (z *powerSGD) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
 	z.v, z.sentQ = v, false
+	if z.step++; z.begins() {
+		z.all.X = v
+		return &z.all, nil
+	}
 	if !z.cfg.WarmStart {
 		kernels.Copy(s, z.q, z.first)
 	}
@@ -172,7 +189,12 @@ func (z *powerSGD) Start(_ context.Context, s kernels.Stream, v kernels.Buf[floa
 }
 
 func (z *powerSGD) Next(_ context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
-	if z.sentQ {
+	switch {
+	case z.begins():
+		got.Into(s, out)
+		compress.Settle(s, z.v, out)
+		return nil, nil
+	case z.sentQ:
 		z.finish(s, got.Mean, out)
 		return nil, nil
 	}
@@ -218,6 +240,11 @@ func (z *powerSGD) State() []compress.NamedBuf {
 		all = append(all, compress.Remember(m.part.Name+"/q0", m.first))
 		if z.cfg.WarmStart {
 			all = append(all, compress.Remember(m.part.Name+"/q", m.q))
+		}
+	}
+	if z.cfg.Begin > 0 {
+		for _, p := range z.parts {
+			all = append(all, compress.NamedBuf{Name: p.Name + "/step", Count: &z.step})
 		}
 	}
 	return all

@@ -30,7 +30,7 @@ func parse(t testing.TB, text string) compress.Method {
 // At rate 0.1 a vector is compressed too. Conservation is checked below: here the error of an element depends on the whole column.
 func TestLaws(t *testing.T) {
 	for _, text := range []string{
-		"powersgd:rank=1", "powersgd:rank=2,rate=0.1,residual=mean", "powersgd:rank=4,rate=0.1,warm_start=false",
+		"powersgd:rank=1", "powersgd:rank=2,rate=0.1,residual=mean", "powersgd:rank=4,rate=0.1,warm_start=false", "powersgd:begin=2",
 	} {
 		t.Run(text, func(t *testing.T) { compresstest.Run(t, compresstest.Law{New: parse(t, text).New}) })
 	}
@@ -238,6 +238,29 @@ func TestZeroGradient(t *testing.T) {
 	require.Less(t, length(difference(twice, got[4])), 1e-5)
 }
 
+// The first steps give the mean itself and leave no trace: then the method starts as it does without them.
+func TestBeginsDense(t *testing.T) {
+	m, n := spectrum(t, 30, 20, 1, 0.8, 0.4, 0.3), spectrum(t, 30, 20, 0.9, 0.9, 0.1)
+	run := func(text string, grads ...[]float32) (means [][]float32) {
+		c := compresstest.NewCluster(t, parse(t, text).New, kernels.CPU(), 3, 7, compress.NewPart("w", 30, 20))
+		for _, g := range grads {
+			got, _ := c.Step([][]float32{g, g, g})
+			means = append(means, got[0])
+		}
+		return means
+	}
+	want := run("powersgd", m, n, m)
+	require.NotEqual(t, m, want[0], "rank 2 cannot send rank 4")
+	got := run("powersgd:begin=2", n, m, m, n, m)
+	for k, exact := range [][]float32{n, m} {
+		for i, x := range exact {
+			require.InDelta(t, x, got[k][i], 4*0x1p-24*math.Abs(float64(x)), "three equal numbers, added and divided by 3")
+		}
+	}
+	require.Equal(t, want, got[2:])
+	require.Equal(t, 2, parse(t, "powersgd:begin=2").Warmup)
+}
+
 // A matrix of lower rank than asked for is sent whole and counted once.
 func TestRankDeficient(t *testing.T) {
 	m := spectrum(t, 40, 50, 1, 0.5)
@@ -349,7 +372,7 @@ func TestFirstQ(t *testing.T) {
 }
 
 func TestAllocatesNothing(t *testing.T) {
-	for _, text := range []string{"powersgd", "powersgd:residual=mean,warm_start=false"} {
+	for _, text := range []string{"powersgd", "powersgd:residual=mean,warm_start=false", "powersgd:begin=1000"} {
 		x := newStep(t, text, mixed...)
 		sizes := x.run(nil)
 		require.Zero(t, testing.AllocsPerRun(10, func() { x.run(sizes[:0]) }), text)
@@ -361,7 +384,7 @@ func TestSettings(t *testing.T) {
 	powersgd.Register(&r)
 	for text, want := range map[string]string{
 		"powersgd:rank=0": "at least 1", "powersgd:rate=0": "over 0", "powersgd:rate=-1": "over 0",
-		"powersgd:residual=both": "local or mean", "powersgd:k=1": "warm_start",
+		"powersgd:residual=both": "local or mean", "powersgd:begin=-1": "begin must be 0", "powersgd:k=1": "warm_start",
 	} {
 		_, err := r.Parse(text)
 		require.ErrorContains(t, err, want, text)
@@ -369,7 +392,7 @@ func TestSettings(t *testing.T) {
 	m := parse(t, "powersgd:rank=3,residual=mean,warm_start=false,rate=1.5")
 	require.Equal(t, powersgd.Config{Rank: 3, Rate: 1.5, Residual: powersgd.Mean}, m.Config)
 	for _, s := range r.Describe()[0].Settings {
-		require.Equal(t, map[string]string{"rank": "2", "rate": "2", "warm_start": "true", "residual": "local"}[s.Key], s.Default)
+		require.Equal(t, map[string]string{"rank": "2", "rate": "2", "warm_start": "true", "residual": "local", "begin": "0"}[s.Key], s.Default)
 	}
 }
 

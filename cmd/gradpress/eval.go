@@ -320,6 +320,7 @@ func parseMethods(texts []string, t eval.Task, s eval.Settings) ([]compress.Meth
 	prefer := append([]compress.Setting{
 		{Key: "momentum", Value: strconv.FormatFloat(s.Momentum, 'g', -1, 64)},
 		{Key: "warmup", Value: strconv.Itoa(s.Steps / 5)},
+		{Key: "begin", Value: strconv.Itoa(s.Steps / 10)},
 	}, t.Prefer...)
 	registry := all.Methods()
 	var dense, others []compress.Method
