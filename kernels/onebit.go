@@ -285,6 +285,17 @@ func addColumns(y []float32, signs []byte, at int, add *columns) {
 		n := addColumnsAVX2(y[j:], signs[at/8:], hi[j:], lo[j:])
 		at, j = at+n, j+n
 	}
+	for ; j+8 <= len(y); at, j = at+8, j+8 {
+		y, add, b := y[j:j+8:j+8], [2]*[8]float32{(*[8]float32)(hi[j:]), (*[8]float32)(lo[j:])}, signs[at/8]
+		y[0] += add[b&1][0]
+		y[1] += add[b>>1&1][1]
+		y[2] += add[b>>2&1][2]
+		y[3] += add[b>>3&1][3]
+		y[4] += add[b>>4&1][4]
+		y[5] += add[b>>5&1][5]
+		y[6] += add[b>>6&1][6]
+		y[7] += add[b>>7][7]
+	}
 	for ; j < len(y); at, j = at+1, j+1 {
 		y[j] += add[signs[at/8]>>(at%8)&1][j]
 	}
