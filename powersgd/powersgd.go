@@ -70,10 +70,17 @@ const purpose = 0x706f_7765_7273_6764 // "powersgd"
 // New makes PowerSGD for a whole set: one round exchanges all P and the tensors that go dense, another all Q. It leaves the residual of
 // matrices in v, and none of dense tensors: wrap it in feedback.
 //
-// State of a matrix: "q0", the first Q, and with warm start "q", the one that the next step starts from; columns end to end. With dense steps
-// at the beginning, of a part: "step", how many steps there were.
+// State of a matrix: "q0", the first Q, and with warm start "q", the one that the next step starts from; columns end to end.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
-	z := &powerSGD{cfg: c, parts: t.Parts}
+	mk := func(t compress.Set) (compress.Compressor, error) { return lowRank(c, t) }
+	if c.Begin > 0 {
+		mk = compress.DenseFirst(mk, compress.Momentum{}, c.Begin)
+	}
+	return mk(t)
+}
+
+func lowRank(c Config, t compress.Set) (compress.Compressor, error) {
+	z := &powerSGD{cfg: c}
 	var np, nq, at int
 	for _, p := range t.Parts {
 		w := window{at, at + p.Len()}
@@ -112,9 +119,6 @@ func New(c Config, t compress.Set) (compress.Compressor, error) {
 
 type powerSGD struct {
 	cfg         Config
-	parts       []compress.Part
-	step        uint64
-	all         compress.Linear // what dense steps send
 	matrices    []matrix
 	dense       []window             // tensors that are not worth it, joined where they lie end to end
 	p, q, first kernels.Buf[float32] // of all matrices, end to end
@@ -165,15 +169,8 @@ func (z *powerSGD) draw(t compress.Set) error {
 	return s.Sync(context.Background())
 }
 
-// begins tells whether the step is one of the dense ones.
-func (z *powerSGD) begins() bool { return z.step <= uint64(z.cfg.Begin) }
-
 func (z *powerSGD) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
 	z.v, z.sentQ = v, false
-	if z.step++; z.begins() {
-		z.all.X = v
-		return &z.all, nil
-	}
 	if !z.cfg.WarmStart {
 		kernels.Copy(s, z.q, z.first)
 	}
@@ -189,12 +186,7 @@ func (z *powerSGD) Start(_ context.Context, s kernels.Stream, v kernels.Buf[floa
 }
 
 func (z *powerSGD) Next(_ context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
-	switch {
-	case z.begins():
-		got.Into(s, out)
-		compress.Settle(s, z.v, out)
-		return nil, nil
-	case z.sentQ:
+	if z.sentQ {
 		z.finish(s, got.Mean, out)
 		return nil, nil
 	}
@@ -240,11 +232,6 @@ func (z *powerSGD) State() []compress.NamedBuf {
 		all = append(all, compress.Remember(m.part.Name+"/q0", m.first))
 		if z.cfg.WarmStart {
 			all = append(all, compress.Remember(m.part.Name+"/q", m.q))
-		}
-	}
-	if z.cfg.Begin > 0 {
-		for _, p := range z.parts {
-			all = append(all, compress.NamedBuf{Name: p.Name + "/step", Count: &z.step})
 		}
 	}
 	return all

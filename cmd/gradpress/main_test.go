@@ -219,7 +219,6 @@ func TestEpochsAndProfile(t *testing.T) {
 	require.FileExists(t, filepath.Join(out, "cpu.pprof"))
 }
 
-// Ranks that are processes and meet over TCP end with the same bits as workers in one process.
 // TestDenseSteps: the method begins after its dense steps, however the length of the run is given.
 func TestDenseSteps(t *testing.T) {
 	for _, length := range [][]string{{"--steps", "20"}, {"--epochs", "0.5"}} {
@@ -242,6 +241,7 @@ func TestDenseSteps(t *testing.T) {
 	}
 }
 
+// Ranks that are processes and meet over TCP end with the same bits as workers in one process.
 func TestLaunchedRanksEqualWorkers(t *testing.T) {
 	args := append([]string{"eval", "--methods", "dgc", "--json", "--out", t.TempDir()}, quick...)
 	_, one, _ := call(t, append(args, "--workers", "2")...)
