@@ -352,8 +352,9 @@ func (l *lobby) reachMaster(ctx context.Context) (net.Conn, error) {
 		if err == nil {
 			return conn, nil
 		}
-		if last == nil || ctx.Err() == nil {
-			last = err // the reason, and not that time was up
+		// The reason, and not that time was up, which the dialer may notice before the context does.
+		if late, ok := errors.AsType[net.Error](err); last == nil || ctx.Err() == nil && !(ok && late.Timeout()) {
+			last = err
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
