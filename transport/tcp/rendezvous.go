@@ -353,7 +353,9 @@ func (l *lobby) reachMaster(ctx context.Context) (net.Conn, error) {
 			return conn, nil
 		}
 		// The reason, and not that time was up, which the dialer may notice before the context does.
-		if late, ok := errors.AsType[net.Error](err); last == nil || ctx.Err() == nil && !(ok && late.Timeout()) {
+		late, ok := errors.AsType[net.Error](err)
+		timeIsUp := ctx.Err() != nil || ok && late.Timeout()
+		if last == nil || !timeIsUp {
 			last = err
 		}
 		select {
