@@ -106,29 +106,37 @@ func (c Config) WarmupSteps() int { return c.Warmup }
 // NewTopK makes gradient dropping, one selection a tensor, or one for all where they are pooled. It leaves what it does not send in v: wrap it in feedback.
 func NewTopK(c TopKConfig, t compress.Set) (compress.Compressor, error) {
 	return lift(c.Across)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		return newSelection(c.Ratio, c.Values, c.Exchange, p, t)
+		_, way, err := newSelection(&c.Ratio, c.Values, c.Exchange, p, t)
+		return way, err
 	})(t)
 }
 
-// selection is a top-k and its way to the other ranks.
-type selection interface {
-	compress.Compressor
-	selected() *topK // what this rank takes from its own tensor
-}
-
-func newSelection(ratio float64, values compress.Values, how compress.Exchange, p compress.Part, t compress.Set) (selection, error) {
-	top, err := newTopK(ratio, values, p, t)
-	if err != nil || how == compress.Gather || how == compress.Auto && !ownersPay(p.Len(), keep(p.Len(), ratio), values, t.Size) {
-		return top, err
+// newSelection makes a top-k of the share that ratio points to, and its way to the other ranks: itself where it gathers.
+func newSelection(ratio *float64, values compress.Values, how compress.Exchange, p compress.Part, t compress.Set) (*topK, compress.Compressor, error) {
+	mk := func(p compress.Part, t compress.Set) (compress.Compressor, error) {
+		return newTopK(ratio, values, p, t)
 	}
-	return newOwners(top, p, t)
+	top, err := newTopK(ratio, values, p, t)
+	if err != nil || how == compress.Gather || how == compress.Auto && !ownersPay(p.Len(), keep(p.Len(), *ratio), values, t.Size) {
+		return top, top, err
+	}
+	way, err := compress.ByOwner(top, mk, p, t)
+	return top, way, err
 }
 
-func (c *topK) selected() *topK { return c }
+// ownersPay estimates, from what all ranks know, whether going through owners sends fewer bytes than gathering.
+func ownersPay(n, k int, values compress.Values, size int) bool {
+	ranks := float64(size)
+	segment := math.Ceil(float64(n) / ranks)
+	gather := (ranks - 1) * values.ExpectedBytes(float64(n), float64(k))
+	scatter := (ranks - 1) * (1 + values.ExpectedBytes(segment, float64(k)/ranks))
+	handOut := (ranks - 1) * values.ExpectedBytes(segment, float64(keep(int(segment), float64(k)/float64(n))))
+	return scatter+handOut < gather
+}
 
 // topK takes the k largest entries out of v.
 type topK struct {
-	ratio  float64
+	ratio  *float64 // a warm-up changes it
 	n      int
 	dev    kernels.Device
 	idx    kernels.Buf[uint32]
@@ -137,7 +145,7 @@ type topK struct {
 	sparse compress.Sparse
 }
 
-func newTopK(ratio float64, values compress.Values, p compress.Part, t compress.Set) (*topK, error) {
+func newTopK(ratio *float64, values compress.Values, p compress.Part, t compress.Set) (*topK, error) {
 	c := &topK{ratio: ratio, n: p.Len(), dev: t.Dev}
 	c.sparse = compress.Sparse{N: c.n, Full: true, Values: values}
 	var errs [2]error
@@ -156,7 +164,7 @@ func (c *topK) room(k int) error {
 }
 
 func (c *topK) Start(_ context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
-	k := keep(c.n, c.ratio)
+	k := keep(c.n, *c.ratio)
 	if err := c.room(k); err != nil {
 		return nil, err
 	}
@@ -184,22 +192,21 @@ func (c *topK) State() []compress.NamedBuf { return nil }
 // New makes DGC, selecting as NewTopK does. It keeps its own memory; the optimizer must have no momentum.
 func New(c Config, t compress.Set) (compress.Compressor, error) {
 	return lift(c.Across)(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
-		top, err := newSelection(c.Ratio, c.Values, c.Exchange, p, t)
-		if err != nil {
-			return nil, err
-		}
-		d := &dgc{cfg: c, top: top, limit: float32(c.Clip / math.Sqrt(float64(t.Size)))}
-		var errs [3]error
-		d.u, errs[0] = kernels.NewBuf[float32](t.Dev, p.Len())
-		d.v, errs[1] = kernels.NewBuf[float32](t.Dev, p.Len())
-		d.norm, errs[2] = kernels.NewBuf[float64](t.Dev, 1)
+		d := &dgc{cfg: c, ratio: c.Ratio, limit: float32(c.Clip / math.Sqrt(float64(t.Size)))}
+		var errs [4]error
+		d.top, d.way, errs[0] = newSelection(&d.ratio, c.Values, c.Exchange, p, t)
+		d.u, errs[1] = kernels.NewBuf[float32](t.Dev, p.Len())
+		d.v, errs[2] = kernels.NewBuf[float32](t.Dev, p.Len())
+		d.norm, errs[3] = kernels.NewBuf[float64](t.Dev, 1)
 		return d, errors.Join(errs[:]...)
 	})(t)
 }
 
 type dgc struct {
 	cfg   Config
-	top   selection
+	ratio float64 // of the step
+	top   *topK
+	way   compress.Compressor // of what top takes to the other ranks
 	limit float32
 	norm  kernels.Buf[float64]
 	u, v  kernels.Buf[float32] // velocity, and accumulated velocity not yet sent
@@ -215,18 +222,17 @@ func (d *dgc) Start(ctx context.Context, s kernels.Stream, g kernels.Buf[float32
 		kernels.ClipNorm(s, g, d.norm, d.limit)
 	}
 	kernels.Correct(s, d.u, d.v, g, float32(d.cfg.Momentum), d.cfg.Nesterov)
-	top := d.top.selected()
-	top.ratio = Density(d.cfg.Ratio, d.step, d.cfg.Warmup)
+	d.ratio = Density(d.cfg.Ratio, d.step, d.cfg.Warmup)
 	d.step++
-	p, err := d.top.Start(ctx, s, d.v)
+	p, err := d.way.Start(ctx, s, d.v)
 	if err == nil && d.cfg.Masking {
-		kernels.ClearAt(s, d.u, top.sparse.Idx, top.sparse.Len)
+		kernels.ClearAt(s, d.u, d.top.sparse.Idx, d.top.sparse.Len)
 	}
 	return p, err
 }
 
 func (d *dgc) Next(ctx context.Context, s kernels.Stream, got compress.Received, out kernels.Buf[float32]) (compress.Payload, error) {
-	p, err := d.top.Next(ctx, s, got, out)
+	p, err := d.way.Next(ctx, s, got, out)
 	if p == nil && err == nil {
 		compress.Settle(s, d.in, out)
 	}
@@ -234,7 +240,7 @@ func (d *dgc) Next(ctx context.Context, s kernels.Stream, got compress.Received,
 }
 
 func (d *dgc) State() []compress.NamedBuf {
-	return append(d.top.State(), compress.Remember("u", d.u), compress.Remember("v", d.v), compress.NamedBuf{Name: "step", Count: &d.step})
+	return append(d.way.State(), compress.Remember("u", d.u), compress.Remember("v", d.v), compress.NamedBuf{Name: "step", Count: &d.step})
 }
 
 // stages are the densities of the paper's warm-up (section 3.3): sparsity 75, 93.75, 98.4375, 99.6, then 99.9 %.

@@ -23,7 +23,7 @@ import (
 // the same bits where it was compressed, and within the rounding of a mean where it went dense.
 func TestEngineEqualsReference(t *testing.T) {
 	for _, text := range []string{"dense", "topk:ratio=0.01", "dgc:ratio=0.01,warmup=5,clip=3", "dgc:ratio=0.02,nesterov=true,momentum=0.5",
-		"topk:ratio=0.05,values=int8,exchange=twophase"} {
+		"topk:ratio=0.05,values=int8,exchange=twophase", "threshold:tau=0.3,exchange=twophase", "terngrad:exchange=twophase"} {
 		for _, size := range []int{1, 2, 3, 4, 7, 8} {
 			for _, bucket := range []int{1, 3000, 1 << 20} {
 				for _, dev := range []kernels.Device{kernels.CPU(), kernels.Lazy()} {
@@ -178,7 +178,7 @@ func TestBucketsDoNotMatter(t *testing.T) {
 // never saw it.
 func TestNonFiniteLeavesNoTrace(t *testing.T) {
 	for _, text := range []string{"dgc:ratio=0.01,warmup=10", "topk:ratio=0.01,values=int8,small=0.1,exchange=twophase", "powersgd", "onebit",
-		"onebit:exchange=twophase", "threshold:tau=0.1", "terngrad", "int8"} {
+		"onebit:exchange=twophase", "threshold:tau=0.1", "threshold:tau=0.1,exchange=twophase", "terngrad", "terngrad:exchange=twophase", "int8"} {
 		for _, bad := range []float64{math.Inf(1), math.NaN()} {
 			t.Run(fmt.Sprintf("%s/%v", text, bad), func(t *testing.T) { leavesNoTrace(t, text, bad) })
 		}

@@ -110,6 +110,7 @@ func TestHostileScales(t *testing.T) {
 				AddOneBit(e.s, y, a, put(e, scaled(random(OneBitBytes(tensor)), 2)), tensor)
 				AddOneBit(e.s, y, a, put(e, scaled(random(OneBitBytes(columns)), 2*e.n)), columns)
 				AddTernary(e.s, y, a, put(e, random(TernaryBytes(e.n))), put(e, scaled(random(4), 1)))
+				AddCounts(e.s, y, a, put(e, random(e.n)), put(e, scaled(random(4), 1)))
 				AddBlockInt8(e.s, y, a, put(e, scaled(random(BlockInt8Bytes(e.n, 5)), blocks)), 5)
 				MaxScale(e.s, largest, put(e, scaled(random(4), 1)))
 			}

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"encoding/binary"
 	"math"
 	"slices"
 )
@@ -154,5 +155,55 @@ var addTernaryOp = Op{"add_ternary", func(k *Kernel) {
 	}
 	for j := range y {
 		y[j] += value[codes[0]>>(2*j)&3]
+	}
+}}
+
+// MostCounted is how many ternaries a count holds.
+const MostCounted = math.MaxInt8
+
+// CountTernary is y[i] += ternary i of codes, y being bytes of two's complement, four for each byte of codes. A code of 3 counts as 0. Sums beyond
+// MostCounted wrap around.
+func CountTernary(s Stream, y, codes Buf[uint8]) {
+	sameLen("CountTernary", y.n, 4*codes.n)
+	s.Launch(Kernel{Op: &countTernaryOp, N: codes.n, Args: [maxArgs]Arg{y.arg(), codes.arg()}})
+}
+
+var countTernaryOp = Op{"count_ternary", func(k *Kernel) {
+	y, codes := slice[uint8](k.Args[0]), slice[uint8](k.Args[1])
+	for ; len(codes) >= 2; y, codes = y[8:], codes[2:] {
+		a, b := binary.LittleEndian.Uint64(y), uint64(fourTernaries[codes[0]])|uint64(fourTernaries[codes[1]])<<32
+		const top = 0x8080808080808080
+		binary.LittleEndian.PutUint64(y, (a&^top+b&^top)^(a^b)&top) // eight sums of bytes, from which nothing is carried to the next
+	}
+	for i, code := range codes {
+		for j := range 4 {
+			y[4*i+j] += byte(fourTernaries[code] >> (8 * j))
+		}
+	}
+}}
+
+// fourTernaries are the ternaries of each byte of codes, in bytes of two's complement.
+var fourTernaries = func() (t [256]uint32) {
+	for code := range t {
+		for j := range 4 {
+			t[code] |= [4]uint32{0, 1, 0xff, 0}[code>>(2*j)&3] << (8 * j)
+		}
+	}
+	return t
+}()
+
+// AddCounts is y[i] += a * scale * counts[i], products rounded before the sum, the float32 scale being the bytes of msg and counts of two's
+// complement. A scale that is not finite counts as 0: see getScale.
+func AddCounts(s Stream, y Buf[float32], a float32, counts, msg Buf[uint8]) {
+	sameLen("AddCounts", counts.n, y.n)
+	sameLen("AddCounts: scale", msg.n, 4)
+	s.Launch(Kernel{Op: &addCountsOp, N: y.n, Args: [maxArgs]Arg{y.arg(), f32(a), counts.arg(), msg.arg()}})
+}
+
+var addCountsOp = Op{"add_counts", func(k *Kernel) {
+	y, counts := slice[float32](k.Args[0]), slice[uint8](k.Args[2])
+	a := float32(k.Args[1].f32() * getScale(slice[uint8](k.Args[3])))
+	for i, c := range counts {
+		y[i] += float32(a * float32(int8(c)))
 	}
 }}

@@ -3,6 +3,7 @@ package kernels
 import (
 	"bytes"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -73,6 +74,42 @@ func TestDrawAndAddTernary(t *testing.T) {
 		AddTernary(e.s, by, 1, put(e, bytes.Repeat([]byte{0xff}, TernaryBytes(e.n))), Bytes(put(e, []float32{5})))
 		for i, v := range get(e, by) {
 			require.Equal(t, y[i], v, "a code of 3 is 0")
+		}
+	})
+}
+
+func TestCountTernary(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		rng := rand.New(rand.NewPCG(8, uint64(e.n)))
+		want := make([]int8, 4*TernaryBytes(e.n))
+		counts := put(e, make([]byte, len(want)))
+		for range MostCounted { // as many as a count holds, the first entry always up and the second always down
+			codes := make([]byte, TernaryBytes(e.n))
+			for i := range codes {
+				codes[i] = byte(rng.Uint32())
+			}
+			if e.n > 0 {
+				codes[0] = codes[0]&0xf0 | 1 | 2<<2
+			}
+			for i := range want {
+				want[i] += [4]int8{0, 1, -1, 0}[codes[i/4]>>(i%4*2)&3]
+			}
+			CountTernary(e.s, counts, put(e, codes))
+		}
+		for i, c := range get(e, counts) {
+			require.Equal(t, want[i], int8(c), "count %d", i)
+		}
+		if e.n > 0 {
+			require.Equal(t, []int8{127, -127}, want[:2])
+		}
+		y := e.floats()
+		by := put(e, y)
+		AddCounts(e.s, by, 0.3, counts.Slice(0, e.n), Bytes(put(e, []float32{1.7})))
+		a := float32(0.3)
+		a *= 1.7
+		for i, v := range get(e, by) {
+			p := a * float32(want[i])
+			require.Equal(t, y[i]+p, v)
 		}
 	})
 }

@@ -21,11 +21,15 @@ func Register(r *compress.Registry) {
 	compress.Register(r, "bf16", "every gradient whole, in bfloat16", CastConfig{}, compress.None, newCast(kernels.BF16))
 }
 
-// lift serves a set with an algorithm that is written for one tensor and offers one full Packed a step. Auto is two-phase where that sends
-// fewer bytes: 2(N-1)/N payloads against N-1.
+// byOwner tells whether to go through owners. Auto does where that sends fewer bytes: 2(N-1)/N payloads against N-1.
+func byOwner(how compress.Exchange, ranks int) bool {
+	return how == compress.Twophase || how == compress.Auto && ranks > 2
+}
+
+// lift serves a set with an algorithm that is written for one tensor and offers one full Packed a step.
 func lift(how compress.Exchange, mk func(compress.Part, compress.Set) (compress.Compressor, error)) func(compress.Set) (compress.Compressor, error) {
 	return func(t compress.Set) (compress.Compressor, error) {
-		if how == compress.Twophase || how == compress.Auto && t.Size > 2 {
+		if byOwner(how, t.Size) {
 			return compress.TwoPhase(func(shard compress.Set) (compress.Compressor, error) { return mk(shard.Parts[0], shard) })(t)
 		}
 		return compress.PerPart(mk)(t)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,6 +36,8 @@ func TestLaws(t *testing.T) {
 		"terngrad:clip=0":                     "",
 		"terngrad:share_scale=true":           "",
 		"terngrad:share_scale=true,clip=1":    "",
+		"terngrad:exchange=twophase":          "",
+		"terngrad:exchange=auto":              "",
 		"int8:exchange=gather":                "residual",
 		"int8:block=7,exchange=gather":        "residual",
 		"int8:block=1000000,exchange=gather":  "residual",
@@ -50,25 +53,84 @@ func TestLaws(t *testing.T) {
 
 // Through owners what went in still comes out or is owed, by a rank or by an owner.
 func TestLawsThroughOwners(t *testing.T) {
-	for _, text := range []string{"onebit:exchange=twophase", "onebit:exchange=twophase,group=row", "int8:exchange=twophase,block=7"} {
+	for _, text := range []string{"onebit:exchange=twophase", "onebit:exchange=twophase,group=row", "int8:exchange=twophase,block=7",
+		"threshold:exchange=twophase,tau=0.3", "threshold:exchange=twophase,tau=2"} {
 		t.Run(text, func(t *testing.T) {
 			compresstest.Run(t, compresstest.Law{New: newMethod(t, text), Owed: "residual", Owners: true, Contracts: true, Variant: true})
 		})
 	}
 }
 
-// TestAutoGoesByOwner: from three ranks on, two-phase is what costs fewer bytes, and is the default.
+// TestAutoGoesByOwner: two-phase is taken from as many ranks on as it costs fewer bytes, and left where it cannot be had.
 func TestAutoGoesByOwner(t *testing.T) {
-	for _, name := range []string{"onebit", "int8"} {
-		for size, want := range map[int]string{1: "gather", 2: "gather", 3: "twophase", 8: "twophase"} {
-			set := compress.Set{Parts: []compress.Part{compress.NewPart("w", 64, 27)}, Size: size, Dev: kernels.CPU()}
-			def, err := newMethod(t, name)(set)
-			require.NoError(t, err)
-			same, err := newMethod(t, name+":exchange="+want)(set)
-			require.NoError(t, err)
-			require.IsType(t, same, def, "%s on %d ranks", name, size)
-			require.Equal(t, len(same.State()), len(def.State()))
+	first := func(text string, size int) string {
+		set := compress.Set{Parts: []compress.Part{compress.NewPart("w", 64, 27)}, Size: size, Dev: kernels.CPU()}
+		c, err := newMethod(t, text)(set)
+		require.NoError(t, err)
+		s, err := kernels.CPU().NewStream()
+		require.NoError(t, err)
+		v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
+		require.NoError(t, err)
+		p, err := c.Start(context.Background(), s, v)
+		require.NoError(t, err)
+		return fmt.Sprintf("%T of %d states", p.(*compress.Many).Of[0], len(c.State()))
+	}
+	for text, from := range map[string]int{"onebit": 3, "int8": 3, "threshold:exchange=auto": 3, "terngrad:exchange=auto": 4} {
+		name, _, _ := strings.Cut(text, ":")
+		for _, size := range []int{1, 2, 3, 4, 8} {
+			want := "gather"
+			if size >= from {
+				want = "twophase"
+			}
+			require.Equal(t, first(name+":exchange="+want, size), first(text, size), "%s on %d ranks", text, size)
 		}
+	}
+	require.Equal(t, first("terngrad:exchange=twophase", 127), first("terngrad:exchange=auto", 127))
+	require.Equal(t, first("terngrad", 128), first("terngrad:exchange=auto", 128))
+	_, err := newMethod(t, "terngrad:exchange=twophase")(compress.Set{Size: 128, Dev: kernels.CPU()})
+	require.ErrorContains(t, err, "at most 127 ranks, these are 128")
+}
+
+// TestTernGradSums: what owners hand out is, but for rounding, what a gather of ternaries of the same scale gives.
+func TestTernGradSums(t *testing.T) {
+	for _, size := range []int{1, 2, 3, 4, 8} {
+		for _, n := range []int{1, 3, 4, 17, 500} {
+			parts := []compress.Part{compress.NewPart("a", n), compress.NewPart("b", 3, n)}
+			want := compresstest.NewCluster(t, newMethod(t, "terngrad:share_scale=true"), kernels.CPU(), size, 6, parts...)
+			got := compresstest.NewCluster(t, newMethod(t, "terngrad:exchange=twophase"), kernels.Lazy(), size, 6, parts...)
+			for step := range 3 {
+				g := compresstest.Gradients(rand.New(rand.NewPCG(5, uint64(step))), 0, size, 4*n)
+				w, _ := want.Step(g)
+				x, _ := got.Step(g)
+				largest := 0.0
+				for _, v := range w[0] {
+					largest = max(largest, math.Abs(float64(v)))
+				}
+				require.InDeltaSlice(t, w[0], x[0], largest*float64(size)*0x1p-23, "%d ranks, %d entries", size, n)
+			}
+		}
+	}
+}
+
+// TestThresholdOwners: of an entry that all ranks send, all receive as much; one that a rank sends alone comes once means of it sum up to over tau.
+func TestThresholdOwners(t *testing.T) {
+	const tau = 0.5
+	c := compresstest.NewCluster(t, newMethod(t, "threshold:exchange=twophase,tau=0.5"), kernels.CPU(), 4, 0, compress.NewPart("w", 6))
+	g := make([][]float32, 4)
+	for r := range g {
+		g[r] = []float32{0, -0.75, 0, 0, 0, 0}
+	}
+	g[2][4] = 0.75 // alone: a mean of tau/4 a step
+	for step := range 9 {
+		means, _ := c.Step(g)
+		want := make([]float32, 6)
+		if step > 0 { // after the first the owner owes no more than tau
+			want[1] = -tau
+		}
+		if step == 4 || step == 8 { // 5/4 tau, and 4/4 more with what was left
+			want[4] = tau
+		}
+		require.Equal(t, want, means[3], "step %d", step)
 	}
 }
 
@@ -103,7 +165,7 @@ func TestTernGradIsUnbiased(t *testing.T) {
 	const n, ranks, steps = 61, 3, 3000
 	rng := rand.New(rand.NewPCG(9, 9))
 	g := compresstest.Gradients(rng, 0, ranks, n)
-	for _, text := range []string{"terngrad", "terngrad:clip=0", "terngrad:share_scale=true", "terngrad:clip=1"} {
+	for _, text := range []string{"terngrad", "terngrad:clip=0", "terngrad:share_scale=true", "terngrad:exchange=twophase", "terngrad:clip=1"} {
 		t.Run(text, func(t *testing.T) {
 			clip := 2.5
 			_, _ = fmt.Sscanf(text, "terngrad:clip=%g", &clip)
@@ -124,7 +186,7 @@ func TestTernGradIsUnbiased(t *testing.T) {
 				var want, variance float64
 				for r := range clipped {
 					s := scales[r]
-					if text == "terngrad:share_scale=true" {
+					if text == "terngrad:share_scale=true" || text == "terngrad:exchange=twophase" {
 						s = shared
 					}
 					x := math.Abs(clipped[r][i])
@@ -211,6 +273,8 @@ func (l *loop) back(p compress.Payload) *compress.Received {
 				l.got.Many[i] = *l.many[i].back(q)
 			}
 		}
+	case *compress.Split:
+		return l.back(p.To[0])
 	case *compress.Packed:
 		l.got.Packed = append(l.got.Packed[:0], p.B)
 	case *compress.Sparse:
@@ -224,7 +288,8 @@ func (l *loop) back(p compress.Payload) *compress.Received {
 // A step allocates nothing.
 func TestStepAllocatesNothing(t *testing.T) {
 	ctx := context.Background()
-	for _, text := range []string{"onebit", "threshold", "terngrad", "terngrad:share_scale=true", "int8", "fp16"} {
+	for _, text := range []string{"onebit", "threshold", "terngrad", "terngrad:share_scale=true", "terngrad:exchange=twophase",
+		"threshold:exchange=twophase", "onebit:exchange=twophase", "int8", "fp16"} {
 		set := compress.Set{Parts: []compress.Part{compress.NewPart("a", 30), compress.NewPart("b", 20, 7)}, Size: 1, Dev: kernels.CPU()}
 		c, err := newMethod(t, text)(set)
 		require.NoError(t, err)
@@ -233,7 +298,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 		v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
 		require.NoError(t, err)
 		kernels.Write(s, v, compresstest.Gradients(rand.New(rand.NewPCG(1, 1)), 0, 1, set.Len())[0])
-		var loops [2]loop
+		var loops [3]loop
 		require.Zero(t, testing.AllocsPerRun(5, func() {
 			p, err := c.Start(ctx, s, v)
 			for round := 0; p != nil && err == nil; round++ {

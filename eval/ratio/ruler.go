@@ -37,7 +37,8 @@ func (r *ruler) wrap(mk func(compress.Set) (compress.Compressor, error)) func(co
 type measured struct {
 	compress.Compressor
 	ruler *ruler
-	over  bool // what is on its way is all that a step sends
+	over  bool             // what is on its way is all that a step sends
+	sent  compress.Payload // what is on its way
 }
 
 func (c *measured) Start(ctx context.Context, s kernels.Stream, v kernels.Buf[float32]) (compress.Payload, error) {
@@ -46,6 +47,7 @@ func (c *measured) Start(ctx context.Context, s kernels.Stream, v kernels.Buf[fl
 	if err != nil {
 		return nil, err
 	}
+	c.sent = p
 	return p, c.note(ctx, s, p)
 }
 
@@ -53,11 +55,33 @@ func (c *measured) Next(ctx context.Context, s kernels.Stream, got compress.Rece
 	if c.over {
 		return nil, nil
 	}
+	tellApart(c.sent, got)
 	p, err := c.Compressor.Next(ctx, s, got, out)
 	if err != nil {
 		return nil, err
 	}
+	c.sent = p
 	return p, c.note(ctx, s, p)
+}
+
+// tellApart lets an owner receive from every rank another of the shards that were sent, where they are of one size. A mirror returns the same one
+// from all, whose sum has the entropy of one and not of a sum.
+func tellApart(p compress.Payload, got compress.Received) {
+	switch p := p.(type) {
+	case *compress.Many:
+		for i, q := range p.Of {
+			tellApart(q, got.Many[i])
+		}
+	case *compress.Split:
+		for r, q := range p.To {
+			if q, ok := q.(*compress.Packed); !ok || q.B.Len() != got.Packed[r].Len() {
+				return
+			}
+		}
+		for r, q := range p.To {
+			got.Packed[r] = q.(*compress.Packed).B
+		}
+	}
 }
 
 func (c *measured) note(ctx context.Context, s kernels.Stream, p compress.Payload) error {

@@ -16,7 +16,7 @@ served: the same for the tensors that the method serves one by one, without the 
 bits/index: length of an index's code, and how far that is over H(p)/p, the least for evenly spread indices.
 wire: what the busiest of %[1]d, %[2]d, %[3]d ranks sends in dense ring all-reduce over what it sends with the method as written, computed from
 counted payloads with the collectives' exact formulas, transport headers included. Under a gather it falls as 2/N of the payload ratio.
-by owner: the same with exchange=twophase, where each rank sums and selects again for its part of every tensor.
+by owner: the same with exchange=twophase, where each rank sums its part of every tensor and compresses the sum again.
 paper: the payload ratio that Lin et al. (ICLR 2018) report for DGC on this model or the nearest to it.
 `, Ranks[0], Ranks[1], Ranks[2])
 
