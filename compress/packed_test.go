@@ -1,6 +1,7 @@
 package compress
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -146,6 +147,21 @@ func TestHostilePacked(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A table of FSE that nobody writes is refused before it is made.
+func TestPackedRefusesLargeTables(t *testing.T) {
+	levels := make([]byte, 5000)
+	for i := range levels {
+		levels[i] = byte(3 * (i % 7) * (i % 5))
+	}
+	p := &Packed{Full: true, Entropy: true}
+	coded := AppendPacked(nil, p, levels)
+	require.Equal(t, byte(ans), coded[0])
+	_, size := binary.Uvarint(coded[1:])
+	coded[1+size] |= 15
+	_, _, err := DecodePacked(coded, p, make([]byte, len(levels)))
+	require.ErrorContains(t, err, "FSE of 20 bits, want at most 12")
 }
 
 // checkUnpacked accepts an error or a count that fits.

@@ -33,7 +33,7 @@ func (c TernGradConfig) Validate() error {
 func NewTernGrad(c TernGradConfig, t compress.Set) (compress.Compressor, error) {
 	owned := c.Exchange == compress.Twophase || c.Exchange == compress.Auto && t.Size >= 4 && t.Size <= kernels.MostCounted
 	if owned && t.Size > kernels.MostCounted {
-		return nil, fmt.Errorf("terngrad: exchange=twophase sums the ternaries of at most %d ranks, these are %d: take exchange=gather", kernels.MostCounted, t.Size)
+		return nil, fmt.Errorf("exchange=twophase sums the ternaries of at most %d ranks, these are %d: take exchange=gather", kernels.MostCounted, t.Size)
 	}
 	return compress.PerPart(func(p compress.Part, t compress.Set) (compress.Compressor, error) {
 		z := &ternGrad{cfg: c, draw: kernels.Draw{Rank: uint32(t.Rank), ID: p.ID, Key: kernels.Key(t.Seed)}}
