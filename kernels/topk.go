@@ -27,11 +27,7 @@ func TopKWork(n, k int) int {
 	if k == 0 {
 		return 0
 	}
-	w := bins
-	if sparse(n, k) {
-		w = max(w, sampleSize(n))
-	}
-	return w + 2*candidates(n, k)
+	return max(bins, sampleSize(n, k)) + 2*candidates(n, k) + band(n, k)
 }
 
 const (
@@ -50,7 +46,20 @@ func candidates(n, k int) int {
 	return min(n, 3*k+1024)
 }
 
-func sampleSize(n int) int { return min(n/64, 1<<16) }
+// band is the room for magnitudes near the k-th, where so many are taken that no list of them is made.
+func band(n, k int) int {
+	if n < 1<<14 || sparse(n, k) {
+		return 0
+	}
+	return n / 8
+}
+
+func sampleSize(n, k int) int {
+	if sparse(n, k) {
+		return min(n/64, 1<<16)
+	}
+	return min(n/16, 1<<16)
+}
 
 var takeTopKOp = Op{"take_topk", func(kn *Kernel) {
 	idx, val, n, x := slice[uint32](kn.Args[0]), slice[float32](kn.Args[1]), slice[uint32](kn.Args[2]), slice[float32](kn.Args[3])
@@ -62,9 +71,15 @@ var takeTopKOp = Op{"take_topk", func(kn *Kernel) {
 	room := candidates(len(x), k)
 	list, mags, work := work[:room], work[room:2*room], work[2*room:]
 	found := 0
+	if near := band(len(x), k); near > 0 {
+		if kth, ties, ok := findNear(x, k, work[near:near+sampleSize(len(x), k)], work[:near]); ok {
+			take(idx[:k], val[:k], x, kth, ties)
+			return
+		}
+	}
 	if room > 0 {
 		// A threshold guessed from a sample lists the candidates in one pass. When the guess is wrong, fall back.
-		found = listAbove(list, x, guess(x, k, work[:sampleSize(len(x))]))
+		found = listAbove(list, x, guess(x, k, work[:sampleSize(len(x), k)]))
 	}
 	if found < k || found > room {
 		low, above, bin := histogramBound(x, k, work[:bins], room)
@@ -94,8 +109,8 @@ var takeTopKOp = Op{"take_topk", func(kn *Kernel) {
 	}
 }}
 
-// guess estimates from a strided sample a magnitude that somewhat more than k entries of x reach.
-func guess(x []float32, k int, sample []uint32) uint32 {
+// draw takes a strided sample of magnitudes, and returns how many of it are to be expected among the k largest of x, with the standard deviation.
+func draw(x []float32, k int, sample []uint32) (want, sigma float64) {
 	// The stride is odd and the start spread by a hash, so that rows of a power-of-two width are not sampled in one column.
 	stride := len(x) / len(sample)
 	h := uint32(0x9e3779b9)
@@ -104,13 +119,48 @@ func guess(x []float32, k int, sample []uint32) uint32 {
 		i := j*stride + int(uint64(h)*uint64(stride)>>32)
 		sample[j] = math.Float32bits(x[i]) & magMask
 	}
-	want := float64(len(sample)) * float64(k) / float64(len(x))
-	r := int(want+3*math.Sqrt(want)) + 4
+	share := float64(k) / float64(len(x))
+	want = float64(len(sample)) * share
+	return want, math.Sqrt(want * (1 - share))
+}
+
+// guess estimates from a sample a magnitude that somewhat more than k entries of x reach.
+func guess(x []float32, k int, sample []uint32) uint32 {
+	want, sigma := draw(x, k, sample)
+	return rank(sample, int(want+3*sigma)+4)
+}
+
+// rank is the r-th largest of a sample, 0 where it has not as many.
+func rank(sample []uint32, r int) uint32 {
 	if r >= len(sample) {
 		return 0
 	}
-	v, _ := nth(sample, r)
+	v, _ := nth(sample, max(r, 1))
 	return v
+}
+
+// findNear finds the k-th magnitude of x, and how many entries equal to it are among the k largest, in one pass that lists the magnitudes between two that
+// are guessed from a sample. It is not ok when the k-th is not between them, or they do not fit in list.
+func findNear(x []float32, k int, sample, list []uint32) (kth uint32, ties int, ok bool) {
+	want, sigma := draw(x, k, sample)
+	low, high := rank(sample, int(want+4*sigma)+4), rank(sample, int(want-4*sigma)-4)
+	above, c := 0, 0
+	for _, v := range x {
+		if c == len(list) {
+			return 0, 0, false
+		}
+		// Written always and kept where it is between: a branch that is hard to guess costs more than a store.
+		m := math.Float32bits(v) & magMask
+		larger := int((high - m) >> 31)
+		list[c] = m
+		c += 1 - int((m-low)>>31) - larger
+		above += larger
+	}
+	if above >= k || above+c < k {
+		return 0, 0, false
+	}
+	kth, ties = nth(list[:c], k-above)
+	return kth, ties, true
 }
 
 // listAbove writes the ascending indices of the entries whose magnitude is at least low, and returns how many there are:
@@ -172,15 +222,17 @@ func histogramBound(x []float32, k int, h []uint32, room int) (low uint32, above
 func take(idx []uint32, val []float32, x []float32, kth uint32, ties int) {
 	j := 0
 	for i, v := range x {
-		m := math.Float32bits(v) & magMask
-		if m < kth || m == kth && ties == 0 {
-			continue
+		if j == len(idx) {
+			return
 		}
-		if m == kth {
+		b := math.Float32bits(v)
+		taken := (kth - b&magMask) >> 31
+		if b&magMask == kth && ties > 0 {
 			ties--
+			taken = 1
 		}
-		idx[j], val[j], x[i] = uint32(i), v, 0
-		j++
+		idx[j], val[j], x[i] = uint32(i), v, math.Float32frombits(b&(taken-1)) // without a branch that is hard to guess
+		j += int(taken)
 	}
 }
 

@@ -67,6 +67,17 @@ func TestTakeTopKHardInputs(t *testing.T) {
 			return [...]float32{float32(math.NaN()), float32(math.Inf(-1)), 3, float32(math.Inf(1)), -4}[i%5]
 		}),
 	}
+	for _, k := range []int{200, 5000} {
+		for name, seen := range map[string]float32{"small": 1, "large": 3} { // what a sample for this k sees is among the smallest, or the largest
+			at, sample := fill(func(i int) float32 { return float32(i) }), make([]uint32, sampleSize(n, k))
+			draw(at, k, sample)
+			x := fill(func(int) float32 { return 2 + rng.Float32() })
+			for _, m := range sample {
+				x[int(math.Float32frombits(m))] = seen + rng.Float32()
+			}
+			cases[fmt.Sprintf("sample for %d is %s", k, name)] = x
+		}
+	}
 	s, err := CPU().NewStream()
 	require.NoError(t, err)
 	for name, x := range cases {
@@ -81,8 +92,9 @@ func TestTakeTopKHardInputs(t *testing.T) {
 func FuzzTakeTopK(f *testing.F) {
 	f.Add(uint64(1), 5000, 5, uint8(3))
 	f.Add(uint64(2), 16000, 70, uint8(30))
+	f.Add(uint64(3), 20000, 5000, uint8(9))
 	f.Fuzz(func(t *testing.T, seed uint64, n, k int, spread uint8) {
-		if n < 1 || n > 1<<14 || k < 0 || k > n {
+		if n < 1 || n > 1<<15 || k < 0 || k > n {
 			t.Skip()
 		}
 		rng := rand.New(rand.NewPCG(seed, 0))
