@@ -61,19 +61,28 @@ func TestLawsThroughOwners(t *testing.T) {
 	}
 }
 
+// offer is what a fresh compressor of a set of one tensor offers first.
+func offer(t testing.TB, text string, set compress.Set, g []float32) (compress.Compressor, compress.Payload) {
+	c, err := newMethod(t, text)(set)
+	require.NoError(t, err)
+	s, err := kernels.CPU().NewStream()
+	require.NoError(t, err)
+	v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
+	require.NoError(t, err)
+	if g != nil {
+		kernels.Write(s, v, g)
+	}
+	p, err := c.Start(context.Background(), s, v)
+	require.NoError(t, err)
+	return c, p.(*compress.Many).Of[0]
+}
+
 // TestAutoGoesByOwner: two-phase is taken from as many ranks on as it costs fewer bytes, and left where it cannot be had.
 func TestAutoGoesByOwner(t *testing.T) {
 	first := func(text string, size int) string {
 		set := compress.Set{Parts: []compress.Part{compress.NewPart("w", 64, 27)}, Size: size, Dev: kernels.CPU()}
-		c, err := newMethod(t, text)(set)
-		require.NoError(t, err)
-		s, err := kernels.CPU().NewStream()
-		require.NoError(t, err)
-		v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
-		require.NoError(t, err)
-		p, err := c.Start(context.Background(), s, v)
-		require.NoError(t, err)
-		return fmt.Sprintf("%T of %d states", p.(*compress.Many).Of[0], len(c.State()))
+		c, p := offer(t, text, set, nil)
+		return fmt.Sprintf("%T of %d states", p, len(c.State()))
 	}
 	for text, from := range map[string]int{"onebit": 3, "int8": 3, "threshold:exchange=auto": 3, "terngrad:exchange=auto": 4} {
 		name, _, _ := strings.Cut(text, ":")
@@ -311,18 +320,10 @@ func TestStepAllocatesNothing(t *testing.T) {
 // Of an entry that passes tau only its place and its sign travel; tau is agreed.
 func TestThresholdSendsSigns(t *testing.T) {
 	set := compress.Set{Parts: []compress.Part{compress.NewPart("w", 64)}, Size: 1, Dev: kernels.CPU()}
-	c, err := newMethod(t, "threshold:tau=2")(set)
-	require.NoError(t, err)
-	s, err := kernels.CPU().NewStream()
-	require.NoError(t, err)
-	v, err := kernels.NewBuf[float32](kernels.CPU(), 64)
-	require.NoError(t, err)
 	g := make([]float32, 64)
 	g[3], g[40], g[41] = 2.5, -7, 2
-	kernels.Write(s, v, g)
-	p, err := c.Start(context.Background(), s, v)
-	require.NoError(t, err)
-	sparse := p.(*compress.Many).Of[0].(*compress.Sparse)
+	_, p := offer(t, "threshold:tau=2", set, g)
+	sparse := p.(*compress.Sparse)
 	msg := compress.AppendSparse(nil, sparse, []uint32{3, 40}, []float32{2, -2}, 2)
 	require.Len(t, msg, 3, "a count of 8 bits, a prefix bit, two gaps of 6 and 7 bits, two signs")
 	idx, val := make([]uint32, 64), make([]float32, 64)
@@ -330,12 +331,8 @@ func TestThresholdSendsSigns(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []uint32{3, 40}, idx[:k])
 	require.Equal(t, []float32{2, -2}, val[:k])
-	c, err = newMethod(t, "threshold:tau=2,exchange=twophase")(set)
-	require.NoError(t, err)
-	kernels.Write(s, v, g)
-	p, err = c.Start(context.Background(), s, v)
-	require.NoError(t, err)
-	parcel := p.(*compress.Many).Of[0].(*compress.Split).To[0].(*compress.Sparse)
+	_, p = offer(t, "threshold:tau=2,exchange=twophase", set, g)
+	parcel := p.(*compress.Split).To[0].(*compress.Sparse)
 	require.Equal(t, msg, compress.AppendSparse(nil, parcel, []uint32{3, 40}, []float32{2, -2}, 2), "nor does it to an owner")
 	host, _ := kernels.Host(sparse.Idx)
 	count, _ := kernels.Host(sparse.Len)
@@ -365,15 +362,8 @@ func TestOneBitGroups(t *testing.T) {
 		{"auto", []int{1000}, 8 + 125}, {"column", []int{1000}, 8 + 125}, {"auto", []int{}, 8 + 1}, {"auto", []int{0, 5}, 0}, {"column", []int{3, 0}, 0},
 	} {
 		set := compress.Set{Parts: []compress.Part{compress.NewPart("w", c.shape...)}, Size: 1, Dev: kernels.CPU()}
-		z, err := newMethod(t, "onebit:group="+c.group)(set)
-		require.NoError(t, err)
-		s, err := kernels.CPU().NewStream()
-		require.NoError(t, err)
-		v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
-		require.NoError(t, err)
-		p, err := z.Start(context.Background(), s, v)
-		require.NoError(t, err)
-		require.Equal(t, c.want, p.(*compress.Many).Of[0].(*compress.Packed).B.Len(), "%s of %v", c.group, c.shape)
+		_, p := offer(t, "onebit:group="+c.group, set, nil)
+		require.Equal(t, c.want, p.(*compress.Packed).B.Len(), "%s of %v", c.group, c.shape)
 	}
 }
 
