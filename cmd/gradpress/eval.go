@@ -64,7 +64,7 @@ Records are appended to OUT/runs.jsonl as each run ends, and the table is writte
   gradpress eval --task resnet20-cifar10 --methods dense,dgc:ratio=0.001 --epochs 10 --data ~/data
   gradpress run -n 4 -- gradpress eval --task lstm-shakespeare --methods dense,dgc`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.interrupted(cmd.Context(), f.run(cmd)) },
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.tasks, "task", "resnet8-glyphs,lstm-markov", "tasks, separated by commas")
@@ -178,6 +178,17 @@ func (f *evalFlags) run(cmd *cobra.Command) (err error) {
 		return sweepTable(cmd.OutOrStdout(), records)
 	}
 	return report.Text(cmd.OutOrStdout(), records)
+}
+
+// interrupted says of an error what a signal had to do with it, and what can be done next.
+func (f *evalFlags) interrupted(ctx context.Context, err error) error {
+	switch {
+	case err == nil || ctx.Err() == nil:
+		return err
+	case f.checkpoints.Dir != "":
+		return fmt.Errorf("%w (%w); the same command with --resume goes on from the newest checkpoint", err, context.Cause(ctx))
+	}
+	return fmt.Errorf("%w (%w); with --checkpoint DIR a run can go on from where it was stopped", err, context.Cause(ctx))
 }
 
 // train runs every method of a job with one bucket size, and returns records with what came of it.

@@ -175,6 +175,32 @@ func TestEvalWritesRecords(t *testing.T) {
 	require.Equal(t, 3, strings.Count(string(lines), "\n"), "records of earlier calls are kept")
 }
 
+// A signal ends a run within a step, and the error says how to go on.
+func TestInterrupted(t *testing.T) {
+	for _, stoppable := range []bool{false, true} {
+		dir := t.TempDir()
+		kept, sign := filepath.Join(dir, "kept"), filepath.Join(dir, "runs.jsonl") // which is tried before anything else
+		args := append([]string{"eval", "--workers", "2", "--methods", "topk", "--out", dir}, quick...)
+		if stoppable {
+			args = append(args, "--checkpoint", kept, "--checkpoint-every", "10")
+			sign = filepath.Join(kept, "*")
+		}
+		cmd := program(t, nil, append(args, "--steps", "1000000")...)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		require.NoError(t, cmd.Start())
+		require.Eventually(t, func() bool {
+			files, err := filepath.Glob(sign)
+			return err == nil && len(files) > 0
+		}, 30*time.Second, time.Millisecond)
+		require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		require.Error(t, cmd.Wait())
+		require.Equal(t, failed, cmd.ProcessState.ExitCode(), stderr.String())
+		require.Contains(t, stderr.String(), "interrupt signal received")
+		require.Contains(t, stderr.String(), map[bool]string{false: "with --checkpoint DIR", true: "with --resume"}[stoppable])
+	}
+}
+
 func TestSweepAndTrace(t *testing.T) {
 	out := t.TempDir()
 	code, table, errs := call(t, append([]string{"eval", "--workers", "2", "--methods", "dense", "--bucket-mb", "0.05,25", "--out", out,
