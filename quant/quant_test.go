@@ -61,8 +61,8 @@ func TestLawsThroughOwners(t *testing.T) {
 	}
 }
 
-// offer is what a fresh compressor of a set of one tensor offers first.
-func offer(t testing.TB, text string, set compress.Set, g []float32) (compress.Compressor, compress.Payload) {
+// fresh is a compressor that has done nothing yet, a stream, and a gradient for it, zeros where g is nil.
+func fresh(t testing.TB, text string, set compress.Set, g []float32) (compress.Compressor, kernels.Stream, kernels.Buf[float32]) {
 	c, err := newMethod(t, text)(set)
 	require.NoError(t, err)
 	s, err := kernels.CPU().NewStream()
@@ -72,6 +72,12 @@ func offer(t testing.TB, text string, set compress.Set, g []float32) (compress.C
 	if g != nil {
 		kernels.Write(s, v, g)
 	}
+	return c, s, v
+}
+
+// offer is what a fresh compressor of a set of one tensor offers first.
+func offer(t testing.TB, text string, set compress.Set, g []float32) (compress.Compressor, compress.Payload) {
+	c, s, v := fresh(t, text, set, g)
 	p, err := c.Start(context.Background(), s, v)
 	require.NoError(t, err)
 	return c, p.(*compress.Many).Of[0]
@@ -235,9 +241,7 @@ func TestTernGradDraws(t *testing.T) {
 	g := compresstest.Gradients(rand.New(rand.NewPCG(3, 3)), 0, 1, 100)
 	draw := func(rank int, seed uint64, name string) []float32 {
 		set := compress.Set{Parts: []compress.Part{compress.NewPart(name, 100)}, Rank: rank, Size: 2, Seed: seed, Dev: kernels.CPU()}
-		c, err := newMethod(t, "terngrad")(set)
-		require.NoError(t, err)
-		return step(t, c, g[0])
+		return step(t, "terngrad", set, g[0])
 	}
 	first := draw(0, 1, "w")
 	require.Equal(t, first, draw(0, 1, "w"))
@@ -247,14 +251,10 @@ func TestTernGradDraws(t *testing.T) {
 	require.NotEqual(t, first, draw(0, 1, "x"))
 }
 
-// step runs one step of a rank that receives only what it sends itself.
-func step(t testing.TB, c compress.Compressor, g []float32) []float32 {
+// step runs the first step of a rank that receives only what it sends itself.
+func step(t testing.TB, text string, set compress.Set, g []float32) []float32 {
 	ctx := context.Background()
-	s, err := kernels.CPU().NewStream()
-	require.NoError(t, err)
-	v, err := kernels.NewBuf[float32](kernels.CPU(), len(g))
-	require.NoError(t, err)
-	kernels.Write(s, v, g)
+	c, s, v := fresh(t, text, set, g)
 	p, err := c.Start(ctx, s, v)
 	var l loop
 	for ; p != nil && err == nil; p, err = c.Next(ctx, s, *l.back(p), v) {
@@ -300,13 +300,7 @@ func TestStepAllocatesNothing(t *testing.T) {
 	for _, text := range []string{"onebit", "threshold", "terngrad", "terngrad:share_scale=true", "terngrad:exchange=twophase",
 		"threshold:exchange=twophase", "onebit:exchange=twophase", "int8", "fp16"} {
 		set := compress.Set{Parts: []compress.Part{compress.NewPart("a", 30), compress.NewPart("b", 20, 7)}, Size: 1, Dev: kernels.CPU()}
-		c, err := newMethod(t, text)(set)
-		require.NoError(t, err)
-		s, err := kernels.CPU().NewStream()
-		require.NoError(t, err)
-		v, err := kernels.NewBuf[float32](kernels.CPU(), set.Len())
-		require.NoError(t, err)
-		kernels.Write(s, v, compresstest.Gradients(rand.New(rand.NewPCG(1, 1)), 0, 1, set.Len())[0])
+		c, s, v := fresh(t, text, set, compresstest.Gradients(rand.New(rand.NewPCG(1, 1)), 0, 1, set.Len())[0])
 		var loops [3]loop
 		require.Zero(t, testing.AllocsPerRun(5, func() {
 			p, err := c.Start(ctx, s, v)

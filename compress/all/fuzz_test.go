@@ -14,7 +14,7 @@ import (
 // FuzzParse: whatever a person writes is refused by a ParseError, or a method that can compress.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{"dense", "topk:ratio=0.001,values=int8,across=true", "dgc:ratio=0.25,warmup=3,clip=1,small=0.5,exchange=auto,masking=false",
-		"powersgd:rank=3,begin=1", "onebit:group=row,exchange=twophase", "threshold:tau=0.1", "terngrad:clip=0,share_scale=true", "int8:block=7", "fp16", "bf16",
+		"powersgd:rank=3,begin=1", "onebit:group=row,exchange=twophase", "threshold:tau=0.1,exchange=twophase", "terngrad:clip=0,share_scale=true,exchange=auto", "int8:block=7", "fp16", "bf16",
 		"dgc:ratio=NaN", "powersgd:rank=999999999999", ":", "topk:ratio"} {
 		f.Add(text)
 	}
